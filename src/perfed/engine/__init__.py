@@ -1,0 +1,1 @@
+"""Rounds on one machine: workers, executors, the store, the ledger and evaluation."""

@@ -1,0 +1,30 @@
+# Everything below works on a fresh machine with Python 3.11+ and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint format clean
+
+demo: $(READY)  ## compare all methods on embedded real data: a leaderboard and figures in demo/
+	$(BIN)/python -m perfed.demo --out demo
+
+test: $(READY) lint  ## the whole check: format, lint, types, tests
+	$(BIN)/pytest -n 2 --dist worksteal
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,79 @@
+"""From each client's confusion matrix to the numbers that are reported. Test data never selects anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from perfed.core.state import State
+
+Numbers = NDArray[np.float64]
+
+
+def accuracy(confusion: Tensor) -> float:
+    """The share of right predictions; not a number for a client without samples."""
+    total = int(confusion.sum())
+    return float(confusion.diagonal().sum()) / total if total else float("nan")
+
+
+def macro_f1(confusion: Tensor) -> float:
+    """The mean F1 over the classes that occur in the labels."""
+    hits = confusion.diagonal().double()
+    support, predicted = confusion.sum(dim=1), confusion.sum(dim=0)
+    present = support > 0
+    if not bool(present.any()):
+        return float("nan")
+    f1 = 2 * hits / (support + predicted).clamp(min=1)
+    return float(f1[present].mean())
+
+
+def summary(values: Numbers, weights: Numbers) -> dict[str, float]:
+    """Mean over clients, weighted by samples and not, spread over clients, and the worst tenth."""
+    known = np.isfinite(values)
+    values, weights = values[known], weights[known]
+    if not len(values):
+        return {}
+    worst = np.sort(values)[: max(1, len(values) // 10)]
+    return {
+        "mean": float(values.mean()),
+        "weighted": float((values * weights).sum() / weights.sum()),
+        "std": float(values.std()),
+        "worst10": float(worst.mean()),
+    }
+
+
+def scores(states: Sequence[State], stage: str) -> dict[str, Any]:
+    """Local metrics over clients from what workers measured, before or after adaptation."""
+    found: dict[str, Any] = {}
+    tests = [state[f"{stage}/test/confusion"] for state in states]
+    counts = np.array([int(t.sum()) for t in tests], dtype=np.float64)
+    found |= summary(np.array([accuracy(t) for t in tests]), counts)
+    losses = np.array([float(state[f"{stage}/test/loss"]) for state in states])
+    if counts.sum():
+        found["loss"] = float(losses.sum() / counts.sum())
+        found["macro_f1"] = float(np.nanmean([macro_f1(t) for t in tests]))
+    vals = [state[f"{stage}/val/confusion"] for state in states]
+    weights = np.array([int(v.sum()) for v in vals], dtype=np.float64)
+    if weights.sum():
+        found["val"] = summary(np.array([accuracy(v) for v in vals]), weights)["mean"]
+    return found
+
+
+def per_client(states: Sequence[State], stage: str) -> list[float]:
+    """Every client's test accuracy."""
+    return [accuracy(state[f"{stage}/test/confusion"]) for state in states]
+
+
+def ensemble_accuracy(total: Tensor, y: Tensor) -> float:
+    """The accuracy of the clients' summed probabilities: the client is unknown, all of them vote."""
+    return float((total.argmax(dim=1) == y).double().mean())
+
+
+def best_validation(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The evaluation with the highest validation accuracy, the earliest of equals."""
+    judged = [entry for entry in history if "local.val" in entry]
+    return max(judged, key=lambda entry: entry["local.val"]) if judged else None

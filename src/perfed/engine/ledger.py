@@ -1,0 +1,121 @@
+"""What a run costs: bytes from the real serialised payload, samples, parameters times batches, true FLOPs, seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from perfed.core.client import Client, Meter
+from perfed.core.plan import Round
+from perfed.core.state import State, serialised_bytes
+from perfed.data.federation import Split
+from perfed.engine.executors import one_thread
+from perfed.engine.worker import Reply, Task, Worker
+from perfed.nets.net import Net
+
+PROBE_SAMPLES = 4
+
+
+@dataclass
+class Ledger:
+    """Running totals, and the entry of the round that is being counted."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    samples: int = 0
+    param_batches: int = 0
+    flops: int = 0
+    seconds: float = 0.0
+    layers: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def restore(cls, totals: Mapping[str, Any]) -> Ledger:
+        """The ledger as a round's record has it."""
+        values = dict(totals)
+        return cls(**values | {"layers": Counter(values["layers"])}) if values else cls()
+
+    def totals(self) -> dict[str, Any]:
+        """The totals as plain numbers."""
+        return {
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "samples": self.samples,
+            "param_batches": self.param_batches,
+            "flops": self.flops,
+            "seconds": self.seconds,
+            "layers": dict(sorted(self.layers.items())),
+        }
+
+    def enter(self, task: Task, reply: Reply, flops: int, net: Net) -> dict[str, Any]:
+        """Count one client's round; returns its own entry."""
+        meter = Meter(**reply.scalars["meter"])
+        down, up = serialised_bytes(task.received), serialised_bytes(reply.state)
+        self.bytes_down += down
+        self.bytes_up += up
+        self.samples += meter.samples
+        self.param_batches += meter.param_batches
+        self.flops += flops
+        for name, size in by_layer(reply.state, net).items():
+            self.layers[f"up/{name}"] += size
+        for name, size in by_layer(task.received, net).items():
+            self.layers[f"down/{name}"] += size
+        return {
+            "up": up,
+            "down": down,
+            "samples": meter.samples,
+            "param_batches": meter.param_batches,
+            "flops": flops,
+            "seconds": round(reply.scalars["seconds"], 4),
+        }
+
+
+def by_layer(state: State, net: Net) -> Counter[str]:
+    """Bytes of tensor data per layer; what belongs to no layer is the method's own."""
+    known = set(net.names(*net.layers))
+    sizes: Counter[str] = Counter()
+    for name, tensor in state.items():
+        own = name if name in known else name.partition("/")[2]
+        layer = net.layer_of(own) if own in known else "other"
+        sizes[layer] += tensor.numel() * tensor.element_size()
+    return sizes
+
+
+class Flops:
+    """FLOPs of one client's local round, by torch's counter on a few samples, scaled to the client's size.
+
+    Work is proportional to samples within a stage of a method, so each stage is counted once, on a copy of the network.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self.source = worker
+        self._per_sample: dict[Hashable, float] = {}
+
+    def of(self, client: int, t: int) -> int:
+        """FLOPs of this client's round t."""
+        stage = self.source.method.stage(Round(t, self.source.rounds))
+        if stage not in self._per_sample:
+            self._per_sample[stage] = self._count(client, t)
+        return round(self._per_sample[stage] * self.source.federation.size(client))
+
+    def _count(self, client: int, t: int) -> float:
+        origin = self.source
+        worker = Worker(origin.federation, origin.net.clone(), origin.method, origin.rounds, origin.seed)
+        probe = worker.client(Task("train", client, t, 0, dict(worker.plan.initial), {}))
+        data = probe.data.train
+        picked = torch.arange(PROBE_SAMPLES) % len(data)
+        few = Split(data.x[picked], data.y[picked])
+        probe.data.train = probe.data.val = few
+        with one_thread(), FlopCounterMode(display=False) as counter:
+            _rehearse(worker, probe)
+        return counter.get_total_flops() / len(few)
+
+
+def _rehearse(worker: Worker, client: Client) -> None:
+    """Train the probe without leaving a trace in the global random state."""
+    with torch.random.fork_rng(devices=[]):
+        worker.method.train(client)

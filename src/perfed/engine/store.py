@@ -1,0 +1,244 @@
+"""A run on disk: the server's state, the clients' private states and every round's record, one commit per round.
+
+Everything lies in one SQLite file. A round becomes visible in a single transaction or not at all. Records form a chain
+of SHA-256 sums that names every state, so a damaged or exchanged file is refused and never silently used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from perfed.core.state import State, digest, from_bytes, to_bytes
+from perfed.errors import PerfedError, StoreError
+
+FILE = "run.db"
+SCHEMA = """
+create table if not exists states (kind text, id integer, since integer, sha text, blob blob, primary key (kind, id));
+create table if not exists rounds (t integer primary key, record text, chain text);
+"""
+NEVER: tuple[int, State] = (0, {})
+
+
+class Store:
+    """The states and records of one run. With no directory it lives in memory."""
+
+    def __init__(self, directory: Path | None, fingerprint: str, cache_bytes: int = 256 << 20) -> None:
+        self.directory = directory
+        self._lock = _lock(directory) if directory else None
+        self._pending: dict[tuple[str, int], tuple[int, State]] = {}
+        self._cache = _Cache(cache_bytes)
+        with self._guard():
+            self._db = sqlite3.connect(directory / FILE if directory else ":memory:", isolation_level=None)
+            fresh = not self._db.execute("select count(*) from sqlite_master").fetchone()[0]
+            if fresh:
+                self._db.execute("pragma page_size = 16384")
+            elif self._db.execute("pragma quick_check").fetchone()[0] != "ok":
+                raise sqlite3.DatabaseError("its pages do not fit together")
+            self._db.execute("pragma journal_mode = wal")
+            self._db.execute("pragma synchronous = full")
+            self._db.executescript(SCHEMA)
+            self._chain = self._verify(fingerprint)
+
+    # Reading
+
+    @property
+    def round(self) -> int:
+        """The last committed round; 0 before the first."""
+        with self._guard():
+            return int(self._db.execute("select coalesce(max(t), 0) from rounds").fetchone()[0])
+
+    def client(self, client: int) -> tuple[int, State]:
+        """The last round a client took part in, and what it kept; (0, nothing) if it never did."""
+        return self._get("client", client) or NEVER
+
+    def slot(self, client: int) -> State:
+        """What the server remembers about a client."""
+        return (self._get("slot", client) or NEVER)[1]
+
+    def slots(self) -> list[int]:
+        """The clients about which the server remembers something."""
+        with self._guard():
+            return [row[0] for row in self._db.execute("select id from states where kind = 'slot' order by id")]
+
+    def server(self) -> State:
+        """The server's state after the last committed round."""
+        found = self._get("server", 0)
+        return found[1] if found else {}
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Every committed round's record, in order."""
+        with self._guard():
+            rows = self._db.execute("select record from rounds where t > 0 order by t").fetchall()
+        return (json.loads(row[0]) for row in rows)
+
+    def state_sha256(self) -> str:
+        """One sum over the server's state, its memory of clients and every client's private state."""
+        with self._guard():
+            rows = self._db.execute("select kind, id, since, sha from states order by kind, id").fetchall()
+        return sha256(json.dumps(rows).encode()).hexdigest()
+
+    # Writing
+
+    def put_client(self, client: int, since: int, state: State) -> None:
+        """Keep a client's private state until the round is committed."""
+        self._pending["client", client] = (since, state)
+
+    def put_slot(self, client: int, t: int, state: State) -> None:
+        """Keep the server's memory of a client until the round is committed."""
+        self._pending["slot", client] = (t, state)
+
+    def put_server(self, t: int, state: State) -> None:
+        """Keep the server's new state until the round is committed."""
+        self._pending["server", 0] = (t, state)
+
+    def discard(self) -> None:
+        """Forget what was not committed."""
+        self._pending.clear()
+
+    def commit(self, t: int, record: dict[str, Any]) -> None:
+        """Make a round visible: all its states and its record together."""
+        sums = {key: digest(state) for key, (_, state) in self._pending.items()}
+        named = {f"{kind}/{id}": sums[kind, id] for kind, id in sorted(sums)}
+        text = json.dumps(record | {"t": t, "states": named}, sort_keys=True)
+        chain = _link(self._chain, text)
+        with self._guard():
+            self._db.execute("begin immediate")
+            try:
+                for (kind, id), (since, state) in self._pending.items():
+                    row = (kind, id, since, sums[kind, id], to_bytes(state))
+                    self._db.execute("insert or replace into states values (?, ?, ?, ?, ?)", row)
+                self._db.execute("insert into rounds values (?, ?, ?)", (t, text, chain))
+                self._db.execute("commit")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("rollback")
+                raise
+        self._chain = chain
+        for (kind, id), held in self._pending.items():
+            self._cache.put((kind, id), held)
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Close the file and let others use it."""
+        self._db.close()
+        if self._lock:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _get(self, kind: str, id: int) -> tuple[int, State] | None:
+        held = self._pending.get((kind, id)) or self._cache.get((kind, id))
+        if held:
+            return held
+        with self._guard():
+            row = self._db.execute(
+                "select since, sha, blob from states where kind = ? and id = ?", (kind, id)
+            ).fetchone()
+        if row is None:
+            return None
+        since, sha, blob = row
+        state, _ = from_bytes(blob)
+        if digest(state) != sha:
+            raise StoreError(f"The {kind} state {id} in {self._where} is damaged.", _CURE)
+        self._cache.put((kind, id), (since, state))
+        return since, state
+
+    def _verify(self, fingerprint: str) -> str:
+        """Check the chain of records from its start, and that the states on file are the last ones it names."""
+        first = self._db.execute("select record, chain from rounds where t = 0").fetchone()
+        if first is None:
+            if self._db.execute("select count(*) from rounds").fetchone()[0]:
+                raise StoreError(f"{self._where} has lost its beginning.", _CURE)
+            self._db.execute("insert into rounds values (0, ?, ?)", (fingerprint, _link("", fingerprint)))
+            return _link("", fingerprint)
+        if first[0] != fingerprint:
+            raise StoreError(
+                f"{self._where} was made by another configuration, network or partition.",
+                "Resume with the same ones, or choose another directory.",
+            )
+        chain, named, last = "", {}, -1
+        for t, text, stored in self._db.execute("select t, record, chain from rounds order by t"):
+            chain = _link(chain, text)
+            if chain != stored or t != last + 1:
+                raise StoreError(f"The record of round {t} in {self._where} is damaged.", _CURE)
+            last = t
+            if t:
+                for key, sha in json.loads(text)["states"].items():
+                    named[key] = (t, sha)
+        rows = self._db.execute("select kind, id, since, sha from states")
+        if {f"{kind}/{id}": (since, sha) for kind, id, since, sha in rows} != named:
+            raise StoreError(f"The states in {self._where} are not those its records name.", _CURE)
+        return chain
+
+    @property
+    def _where(self) -> str:
+        return str(self.directory / FILE) if self.directory else "the run in memory"
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except PerfedError:
+            raise
+        except (sqlite3.Error, ValueError, KeyError, TypeError, OverflowError) as error:
+            raise StoreError(f"{self._where} cannot be used: {error}.", _CURE) from error
+
+
+_CURE = "Restore the directory from a copy, or start the run anew in another directory."
+
+
+class _Cache:
+    """The most recently used states, up to a number of bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+        self._held: OrderedDict[tuple[str, int], tuple[int, State]] = OrderedDict()
+
+    def get(self, key: tuple[str, int]) -> tuple[int, State] | None:
+        if key in self._held:
+            self._held.move_to_end(key)
+        return self._held.get(key)
+
+    def put(self, key: tuple[str, int], value: tuple[int, State]) -> None:
+        if key in self._held:
+            self.used -= _bytes(self._held.pop(key)[1])
+        self._held[key] = value
+        self.used += _bytes(value[1])
+        while self.used > self.limit and len(self._held) > 1:
+            self.used -= _bytes(self._held.popitem(last=False)[1][1])
+
+
+def _bytes(state: State) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+def _link(chain: str, text: str) -> str:
+    return sha256(f"{chain}\n{text}".encode()).hexdigest()
+
+
+def _lock(directory: Path) -> TextIO:
+    directory.mkdir(parents=True, exist_ok=True)
+    handle = (directory / "lock").open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        handle.close()
+        raise StoreError(
+            f"{directory} is in use by another process.", "Wait for it, or choose another directory."
+        ) from None
+    return handle

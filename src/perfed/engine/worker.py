@@ -1,0 +1,152 @@
+"""One client at a time: the code that every executor runs, whether in this process, in a pool or at a site."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from perfed.core import rng
+from perfed.core.client import Client
+from perfed.core.method import Method, probabilities
+from perfed.core.plan import Plan, Round
+from perfed.core.state import Scalars, State
+from perfed.data.federation import Federation, Split
+from perfed.errors import PerfedError
+from perfed.nets.net import Net
+
+EVAL_BATCH = 256
+Operation = Literal["train", "evaluate", "new", "external"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Work on one client: what it is, when, what the client received and what it remembers."""
+
+    op: Operation
+    client: int
+    t: int
+    since: int
+    received: State
+    private: State
+    options: Scalars = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of a task: the update or the measured tensors, the client's memory, and plain scalars."""
+
+    client: int
+    state: State
+    private: State
+    scalars: Scalars
+
+    @property
+    def error(self) -> str | None:
+        """Why the client could not do its work, if it could not."""
+        value = self.scalars.get("error")
+        return None if value is None else str(value)
+
+
+class Worker:
+    """Computes tasks on one network instance that it fills anew for every client."""
+
+    def __init__(self, federation: Federation, net: Net, method: Method, rounds: int, seed: int) -> None:
+        self.federation, self.net, self.method = federation, net, method
+        self.rounds, self.seed = rounds, seed
+        self.plan = Plan(method, net, rounds)
+        if any(parameter.dim() == 4 for parameter in net.module.parameters()):
+            net.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._tensors: Mapping[str, Tensor] = net.module.state_dict()
+
+    def run(self, task: Task) -> Reply:
+        """Do one task. What goes wrong with a client's own data or state is told in the reply."""
+        started = time.perf_counter()
+        try:
+            client = self.client(task)
+            reply = self._train(client) if task.op == "train" else self._measure(client, task)
+        except PerfedError as error:
+            reply = Reply(task.client, {}, {}, {"error": str(error)})
+        reply.scalars["seconds"] = time.perf_counter() - started
+        return reply
+
+    def client(self, task: Task) -> Client:
+        """The client of a task, its network filled with the initial, the received and its own private values."""
+        plan, down = self.plan, self.plan.download(task.t, task.since)
+        kept = plan.private(task.since)
+        bare = {name: True for name in plan.parts if not self._covered(name, task, down[name], kept[name])}
+        plan.place(self._tensors, bare, plan.initial)
+        plan.place(self._tensors, down, task.received)
+        plan.place(self._tensors, kept, task.private)
+        torch.manual_seed(rng.derive(self.seed, f"torch/{task.op}", task.t, task.client))
+        return Client(
+            id=task.client,
+            round=Round(task.t, self.rounds),
+            net=self.net,
+            data=self.federation.client(task.client),
+            plan=plan,
+            received=task.received,
+            memory={name: tensor for name, tensor in task.private.items() if name not in plan.parts},
+            seed=self.seed,
+            num_clients=self.federation.num_clients,
+        )
+
+    @staticmethod
+    def _covered(name: str, task: Task, down: object, kept: object) -> bool:
+        return (down is True and name in task.received) or (kept is True and name in task.private)
+
+    def _train(self, client: Client) -> Reply:
+        update = self.method.train(client)
+        kept = self.plan.pick(client.weights(), self.plan.private(client.round.t))
+        scalars = {"weight": update.weight, "extra": update.scalars, "meter": asdict(client.meter)}
+        return Reply(client.id, update.state, kept | client.memory, scalars)
+
+    def _measure(self, client: Client, task: Task) -> Reply:
+        method, seen = self.method, task.options.get("seen", True)
+        method.personal(client)
+        if task.op in ("new", "external"):
+            self._prepare(client, seen=seen)
+            pooled = self.federation.pooled_test() if task.op == "new" else self.federation.external
+            assert pooled is not None
+            client.net.module.eval()
+            parts = [probabilities(method, client, x) for x in _arrange(pooled.x).split(EVAL_BATCH)]
+            return Reply(client.id, {"probabilities": torch.cat(parts)}, {}, {})
+        state = {f"before/{name}": value for name, value in self._score(client).items()}
+        if task.options.get("adapt", False) or not seen:
+            self._prepare(client, seen=seen)
+            state |= {f"after/{name}": value for name, value in self._score(client).items()}
+        return Reply(client.id, state, {}, {})
+
+    def _prepare(self, client: Client, *, seen: bool) -> None:
+        if not seen:
+            self.method.join(client)
+        self.method.adapt(client)
+
+    def _score(self, client: Client) -> State:
+        client.net.module.eval()
+        found = {}
+        for part, data in (("test", client.data.test), ("val", client.data.val)):
+            confusion, loss = self._confusion(client, data)
+            found |= {f"{part}/confusion": confusion, f"{part}/loss": loss}
+        return found
+
+    @torch.no_grad()
+    def _confusion(self, client: Client, data: Split) -> tuple[Tensor, Tensor]:
+        classes = self.federation.num_classes
+        confusion, loss = torch.zeros(classes * classes, dtype=torch.int64), 0.0
+        for x, y in zip(_arrange(data.x).split(EVAL_BATCH), data.y.split(EVAL_BATCH), strict=True):
+            if not len(y):
+                continue
+            scores = self.method.predict(client, x)
+            loss += float(F.cross_entropy(scores, y, reduction="sum"))
+            confusion += torch.bincount(y * classes + scores.argmax(dim=1), minlength=classes * classes)
+        return confusion.view(classes, classes), torch.tensor(loss, dtype=torch.float64)
+
+
+def _arrange(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x

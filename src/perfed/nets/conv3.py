@@ -1,0 +1,62 @@
+"""Three 3x3 convolutions (32, 64, 128) and two linear layers; `conv3attn` has attention between them.
+
+The network of PSE, Personalized semantics excitation for federated image classification: the three
+convolutions are the extractor, the rest the classifier. The paper gives the channels, the order (attention,
+max pooling, flatten, two linear layers) and the four heads; kernel size, the pooling after the first two
+convolutions and the linear width are not in it and are chosen here.
+
+Pooling and flatten that follow the attention belong to the layer "fc1", so that the attention's output,
+made with queries from elsewhere, can go on with `run_suffix(output, k)` where k is the index of "fc1".
+"""
+
+from __future__ import annotations
+
+from pydantic import PositiveInt
+from torch import nn
+
+from perfed.nets.attention import CrossAttention
+from perfed.nets.net import Net
+from perfed.nets.stack import after, classifier, conv, stack
+
+Layers = dict[str, dict[str, nn.Module]]
+
+
+def conv3(input_shape: tuple[int, int, int], num_classes: int, *, hidden: PositiveInt = 256) -> Net:
+    """The extractor and two linear layers."""
+    layers = {**_extractor(input_shape[0]), **_linear(input_shape, hidden, num_classes)}
+    return stack(layers, input_shape, num_classes)
+
+
+def conv3attn(
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    hidden: PositiveInt = 256,
+    heads: PositiveInt = 4,
+    position: bool = True,
+) -> Net:
+    """The extractor, one attention block (`position` switches its position term), two linear layers."""
+    extractor = _extractor(input_shape[0])
+    rows, columns = after(input_shape[1:], (0, 2), (0, 2))
+    attention = CrossAttention(128, rows, columns, heads=heads, position=position)
+    layers: Layers = {
+        **extractor,
+        "attention": {"attention": attention},
+        **_linear(input_shape, hidden, num_classes),
+    }
+    return stack(layers, input_shape, num_classes)
+
+
+def _extractor(channels: int) -> Layers:
+    return {
+        "conv1": {**conv(channels, 32, 1, kernel=3, pad=1), "pool1": nn.MaxPool2d(2)},
+        "conv2": {**conv(32, 64, 2, kernel=3, pad=1), "pool2": nn.MaxPool2d(2)},
+        "conv3": conv(64, 128, 3, kernel=3, pad=1),
+    }
+
+
+def _linear(input_shape: tuple[int, int, int], hidden: int, num_classes: int) -> Layers:
+    rows, columns = after(input_shape[1:], (0, 2), (0, 2), (0, 2))
+    layers = classifier(128 * rows * columns, [hidden], num_classes)
+    layers["fc1"] = {"pool3": nn.MaxPool2d(2), "flatten": nn.Flatten(), **layers["fc1"]}
+    return layers

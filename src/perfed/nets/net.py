@@ -1,0 +1,181 @@
+"""A network as methods see it: an ordered list of named layers around one `nn.Module`, the last one the head.
+
+The module is never rewritten: state names are `module.state_dict()` names. What is added is order ("the
+k-th layer", "from the input"), ownership (every parameter and buffer belongs to exactly one layer), and the
+cut: the same forward pass in two parts (see `perfed.nets.passes`), so that a frozen prefix can be computed
+once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from perfed.errors import NetError, unknown
+from perfed.nets.layering import ownership, stages
+from perfed.nets.passes import Chain, Whole, is_random
+from perfed.nets.probe import trial
+
+
+class Net:
+    """A module, its layers in order from input to output, and what it takes and gives.
+
+    `input_shape` is (channels, height, width), or () for a wrapped model whose input is not known yet.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layers: Mapping[str, Sequence[str]],
+        input_shape: Sequence[int] | None,
+        num_classes: int,
+    ) -> None:
+        """Describe `module`; `layers` maps each layer to the names of the modules that belong to it."""
+        self.module = module
+        self.prefixes = {layer: tuple(parts) for layer, parts in layers.items()}
+        self.layers = tuple(self.prefixes)
+        self.input_shape = tuple(input_shape or ())
+        self.num_classes = num_classes
+        divided = stages(module, self.prefixes)
+        self._owner = ownership(module, self.prefixes, divided)
+        self._names = {
+            layer: frozenset(name for name, owner in self._owner.items() if owner == layer)
+            for layer in self.layers
+        }
+        self._pass: Chain | Whole
+        self._pass = Chain(module, divided) if divided else Whole(module, self.prefixes[self.head][0])
+        self._hidden_randomness = False
+        if self.input_shape and not divided:
+            self._try(self.input_shape)
+
+    @property
+    def head(self) -> str:
+        """The last layer."""
+        return self.layers[-1]
+
+    @property
+    def body(self) -> tuple[str, ...]:
+        """Every layer but the head."""
+        return self.layers[:-1]
+
+    @property
+    def head_path(self) -> str:
+        """The dotted name of the head's module: the first one with state in the last layer."""
+        return self._pass.head_path
+
+    def layer_of(self, name: str) -> str:
+        """The layer that owns a parameter or buffer."""
+        try:
+            return self._owner[name]
+        except KeyError:
+            raise NetError(f"No layer of the network owns {name!r}.") from None
+
+    def names(self, *layers: str) -> frozenset[str]:
+        """The parameters and buffers of these layers, by state name."""
+        self._check(layers)
+        return frozenset().union(*(self._names[layer] for layer in layers))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The logits."""
+        logits: Tensor = self.module(x)
+        return logits
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the head receives."""
+        return self._pass.features(x)
+
+    def cut(self, trained: Collection[str]) -> int:
+        """The largest k, at most the head's index, before which nothing is trained and the module can be cut.
+
+        0 means that the forward pass cannot be divided.
+        """
+        self._check(trained)
+        k = next((i for i, layer in enumerate(self.body) if layer in trained), len(self.body))
+        return k if self._divisible(k) else 0
+
+    def run_prefix(self, x: Tensor, k: int) -> Tensor:
+        """Layers [0, k) of the network."""
+        self._demand(k)
+        return self(x) if k == len(self.layers) else self._pass.prefix(x, k) if k else x
+
+    def run_suffix(self, z: Tensor, k: int) -> Tensor:
+        """Layers [k, end): `run_suffix(run_prefix(x, k), k)` equals `net(x)`."""
+        self._demand(k)
+        return z if k == len(self.layers) else self._pass.suffix(z, k) if k else self(z)
+
+    def stochastic(self, k: int) -> bool:
+        """Whether layers [0, k) draw random numbers in training: dropout and its like."""
+        return k > 0 and (self._hidden_randomness or any(map(is_random, self._pass.modules_before(k))))
+
+    @cached_property
+    def batchnorm_names(self) -> frozenset[str]:
+        """The state of every BatchNorm, found by module type at any depth, whatever it is called."""
+        modules = self.module.named_modules(remove_duplicate=False)
+        prefixes = tuple(f"{path}." for path, module in modules if isinstance(module, _BatchNorm))
+        return frozenset(name for name in self._owner if name.startswith(prefixes))
+
+    @property
+    def has_batchnorm(self) -> bool:
+        """Whether any module is a BatchNorm, with or without state."""
+        return any(isinstance(module, _BatchNorm) for module in self.module.modules())
+
+    def probe(self, input_shape: Sequence[int]) -> None:
+        """Try a copy on two samples of this shape: does the network give logits, and where can it be cut?"""
+        shape = tuple(input_shape)
+        gives = self._try(shape)
+        if gives != (2, self.num_classes):
+            what = f"a tensor of shape {list(gives)}" if gives else "no tensor"
+            raise NetError(
+                f"For two samples of shape {list(shape)} the model returns {what}, not logits of shape"
+                f" {[2, self.num_classes]}.",
+                "Return one row of logits per sample, and pass the right num_classes.",
+            )
+        self.input_shape = shape
+
+    def with_head(self, head: nn.Module, num_classes: int | None = None) -> Net:
+        """A copy of the network with another module as its head, under the head's name."""
+        module = copy.deepcopy(self.module)
+        parent, _, name = self.head_path.rpartition(".")
+        setattr(module.get_submodule(parent), name, head)
+        changed = Net(module, self.prefixes, self.input_shape, num_classes or self.num_classes)
+        changed._hidden_randomness |= self._hidden_randomness
+        return changed
+
+    def clone(self) -> Net:
+        """A deep copy that shares nothing with this network."""
+        return copy.deepcopy(self)
+
+    def __repr__(self) -> str:
+        sizes = dict.fromkeys(self.layers, 0)
+        for name, parameter in self.module.named_parameters():
+            sizes[self._owner[name]] += parameter.numel()
+        parts = ", ".join(f"{layer} {size:,}" for layer, size in sizes.items())
+        return f"Net({parts}; {sum(sizes.values()):,} parameters)"
+
+    def _divisible(self, k: int) -> bool:
+        return k in (0, len(self.layers)) or (
+            0 < k < len(self.layers) and self._pass.divisible(k, len(self.body))
+        )
+
+    def _demand(self, k: int) -> None:
+        if not self._divisible(k):
+            raise NetError(
+                f"The network cannot be cut before layer {k}.", "Ask cut() for an index that works."
+            )
+
+    def _check(self, layers: Iterable[str]) -> None:
+        for layer in layers:
+            if layer not in self._names:
+                raise unknown("layer", layer, self.layers)
+
+    def _try(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        result = trial(self.module, self.head_path, shape)
+        if isinstance(self._pass, Whole):
+            self._pass.head_is_output = result.head_is_output
+        known = any(map(is_random, self._pass.modules_before(len(self.body))))
+        self._hidden_randomness = result.body_is_random and not known
+        return result.output_shape

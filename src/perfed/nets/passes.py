@@ -1,0 +1,99 @@
+"""The forward pass in two parts: where a module can be cut, and what runs on either side.
+
+- An `nn.Sequential` can be cut before every layer, because its children run one after another.
+- Any other module can be cut right before its head, once a trial batch (`perfed.nets.probe`) has shown that
+what the model returns is the head's output and nothing else. The trial needs the input's shape; without it
+the module is one piece. Nothing is learnt from ordinary forward passes, so that what can be cut never
+depends on which worker has run what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from perfed.nets.layering import Stages
+from perfed.nets.probe import at_head
+
+
+class Chain:
+    """A Sequential, as the names of its children in each layer."""
+
+    def __init__(self, module: nn.Module, stages: Stages) -> None:
+        self.module = module
+        self.stages = stages
+        self.head_path = next(name for name in stages[-1] if module.get_submodule(name).state_dict())
+
+    def divisible(self, k: int, head: int) -> bool:
+        """Whether the pass can be cut before layer k: always."""
+        return True
+
+    def prefix(self, x: Tensor, k: int) -> Tensor:
+        """Layers [0, k)."""
+        return self._run(x, (name for stage in self.stages[:k] for name in stage))
+
+    def suffix(self, z: Tensor, k: int) -> Tensor:
+        """Layers [k, end)."""
+        return self._run(z, (name for stage in self.stages[k:] for name in stage))
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the head's module receives."""
+        last = self.stages[-1]
+        return self._run(self.prefix(x, len(self.stages) - 1), last[: last.index(self.head_path)])
+
+    def modules_before(self, k: int) -> Iterator[nn.Module]:
+        """Every module inside layers [0, k)."""
+        for stage in self.stages[:k]:
+            for name in stage:
+                yield from self.module.get_submodule(name).modules()
+
+    def _run(self, x: Tensor, names: Iterable[str]) -> Tensor:
+        for name in names:
+            x = self.module.get_submodule(name)(x)
+        return x
+
+
+class Whole:
+    """A module whose inside is its own affair: known are the head, and whether its output is the model's."""
+
+    def __init__(self, module: nn.Module, head_path: str) -> None:
+        self.module = module
+        self.head_path = head_path
+        self.head_is_output = False
+
+    def divisible(self, k: int, head: int) -> bool:
+        """Whether the pass can be cut before layer k: only before the head."""
+        return k == head and self.head_is_output
+
+    def prefix(self, x: Tensor, k: int) -> Tensor:
+        """All that comes before the head."""
+        return self.features(x)
+
+    def suffix(self, z: Tensor, k: int) -> Tensor:
+        """The head."""
+        logits: Tensor = self.module.get_submodule(self.head_path)(z)
+        return logits
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the head receives."""
+        return at_head(self.module, self.head_path, x)
+
+    def modules_before(self, k: int) -> Iterator[nn.Module]:
+        """Every module outside the head: which layer a module without state serves is not known."""
+        head = set(self.module.get_submodule(self.head_path).modules())
+        return (module for module in self.module.modules() if module not in head)
+
+
+def is_random(module: nn.Module) -> bool:
+    """Whether this module itself draws random numbers in training (its children are asked on their own)."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+        return module.dropout > 0
+    if isinstance(module, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
+        return True
+    # Other libraries' DropPath, StochasticDepth, GaussianNoise: a false alarm costs time, never correctness.
+    kind = type(module).__name__.lower()
+    return any(word in kind for word in ("drop", "stochastic", "noise"))

@@ -1,0 +1,57 @@
+"""What tests share: a small federation of real digits, small networks, and runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perfed import nets
+from perfed.core import registry
+from perfed.core.method import Method
+from perfed.data import Federation, federate
+from perfed.engine.rounds import Outcome, Settings, Simulation
+from perfed.nets.net import Net
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def digits() -> Federation:
+    """Six clients with two digits each, 8 x 8 pixels."""
+    return federate("digits", clients=6, split="classes:2", seed=0)
+
+
+def small_net(federation: Federation, name: str = "mlp", seed: int = 0, **options: Any) -> Net:
+    """A network with the same first weights for the same seed."""
+    torch.manual_seed(seed)
+    options = options or ({"hidden": [16, 12]} if name == "mlp" else {})
+    return nets.build(name, federation.input_shape, federation.num_classes, **options)
+
+
+@pytest.fixture(scope="session")
+def simulate(digits: Federation) -> Callable[..., Outcome]:
+    """A short run: simulate("fedrep", rounds=3, workers=2, lr=0.1) with any setting or hyper-parameter."""
+
+    def run(
+        method: str | Method,
+        *,
+        federation: Federation = digits,
+        net: Net | str = "mlp",
+        directory: Path | None = None,
+        stop_after: int | None = None,
+        simulation: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
+        **hyper: Any,
+    ) -> Outcome:
+        made = method if isinstance(method, Method) else registry.make(method, **{"lr": 0.05, **hyper})
+        start = small_net(federation, net) if isinstance(net, str) else net
+        given = Settings(**{"rounds": 3, "fraction": 0.5, **(settings or {})})
+        return Simulation(  # type: ignore[return-value]
+            federation, made.build(start), made, given, directory=directory, **(simulation or {})
+        ).run(stop_after)
+
+    return run
