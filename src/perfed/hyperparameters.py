@@ -121,7 +121,7 @@ def plain(value: Any) -> Any:
 
 def _bounded(key: str, hint: Any) -> Any:
     """The type with its limits: those it is annotated with, else the usual ones of the field's name and kind."""
-    if typing.get_origin(hint) is Annotated:
+    if hint not in (int, float):
         return hint
     usual = _BOUNDS.get("lr" if key.endswith("_lr") else key)
     if usual is not None:

@@ -82,10 +82,15 @@ def batches(n: int, size: int, source: torch.Generator, *, whole: bool) -> Itera
         yield order[start:stop]
 
 
+def pieces(x: Tensor, size: int) -> list[Tensor]:
+    """The tensor in consecutive parts of at most this many rows."""
+    return [x[start : start + size] for start in range(0, len(x), size)]
+
+
 @torch.no_grad()
 def frozen_output(net: Net, x: Tensor, cut: int) -> Tensor:
     """The output of the first `cut` layers for all samples, in large batches."""
-    return torch.cat([net.run_prefix(part, cut) for part in x.split(PREFIX_BATCH)])
+    return torch.cat([net.run_prefix(part, cut) for part in pieces(x, PREFIX_BATCH)])
 
 
 def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimiser, purpose: str = "fit") -> None:

@@ -19,7 +19,7 @@ from perfed.core.combine import merge, weighted_mean
 from perfed.core.fit import Optimiser, Phase, fit
 from perfed.core.plan import Part, Round
 from perfed.core.server import Peer, Server
-from perfed.core.state import Selection, State
+from perfed.core.state import Selection, State, check
 from perfed.nets.net import Net
 
 
@@ -122,6 +122,10 @@ class Method:
         """What an update must look like: tensors of the right names, shapes and types."""
         return server.plan.pick(server.plan.initial, server.plan.travels(round.t))
 
+    def verify(self, server: Server, state: State, sender: str, round: Round) -> None:
+        """Refuse an update that is not what the schema declares."""
+        check(state, self.schema(server, round), sender)
+
     def combine(self, server: Server, updates: Sequence[Update], round: Round) -> State:
         """The server's state after a round: the mean of what arrived, weighted by data size."""
         mean = weighted_mean([u.state for u in updates], [u.weight for u in updates])
@@ -155,6 +159,10 @@ class Method:
     def predict(self, client: Client, x: Tensor) -> Tensor:
         """Scores whose softmax are the class probabilities."""
         return client.net(x)
+
+    def measures(self, client: Client, scores: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Further values per sample to be averaged and reported as `local.NAME.mean`, from what `predict` returned."""
+        return {}
 
     def chosen(self, net: Net) -> tuple[str, ...]:
         """The layers that fine-tuning trains."""

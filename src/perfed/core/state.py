@@ -68,7 +68,7 @@ def digest(state: Mapping[str, Tensor]) -> str:
         tensor = state[name].detach().contiguous()
         total.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         if tensor.numel():
-            total.update(memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+            total.update(tensor.view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

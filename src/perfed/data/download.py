@@ -29,7 +29,7 @@ TIMEOUT = 30.0
 
 @dataclass(frozen=True)
 class File:
-    """One published file: where it is, the checksum of the original, and where it goes under the data folder."""
+    """One published file: its address, the checksum of the original, its place under the data folder."""
 
     url: str
     checksum: str  # MD5 (32 digits) or SHA-256 (64 digits)

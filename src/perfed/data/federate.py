@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from perfed.data import images, partition, shift as shifts, split as splits
+from perfed.data import images, partition
 from perfed.data.draw import generator
 from perfed.data.federation import PARTS, Federation
 from perfed.data.partition import Ints
 from perfed.data.parts import set_apart
+from perfed.data.shift import parse as parse_shift
 from perfed.data.source import Source
 from perfed.data.sources import load
+from perfed.data.split import SplitRule, read_assignment
+from perfed.data.split import parse as parse_split
 from perfed.errors import ConfigError, SplitError
 
 DEFAULT_CLIENTS = 20
@@ -41,9 +45,9 @@ def federate(
     source: a `Source`, or the name of one, read from `data_dir`.
     clients: how many; by default 20, or with the splits `domain` and `file` as many as there are.
     split: `iid`, `classes:S`, `dirichlet:ALPHA`, `lognormal:SIGMA`, `domain` or `file:PATH`.
-    test: `pooled` pools training and published test set, partitions both together and sets `test_fraction` of every
-        client's samples apart; `published` partitions the training set and deals the published test set out by
-        what each client trains on.
+    test: `pooled` pools training and published test set, partitions both together and sets `test_fraction` of
+        every client's samples apart; `published` partitions the training set and deals the published test set
+        out by what each client trains on.
     val_fraction: the share of every client's training part that becomes its validation part; 0 for none.
     shift: what sets the clients' images or labels apart, see `perfed.data.shift`.
     unseen: so many clients, the last ones, never train; they join afterwards by adaptation.
@@ -52,59 +56,34 @@ def federate(
     assignment: a CSV file, the same as `split="file:PATH"`.
     """
     _check(test, test_fraction, val_fraction, min_size, seed)
-    rule = splits.parse(f"file:{assignment}" if assignment is not None else split)
-    variant = shifts.parse(shift)
+    rule = parse_split(f"file:{assignment}" if assignment is not None else split)
+    variant = parse_shift(shift)
     held = load(source, data_dir) if isinstance(source, str) else source
     if min_size:
         held = _scaled(held, min_size)
-    n_train = len(held.y)
-    x, y = held.x, held.y
-    if held.x_test is not None and held.y_test is not None:
-        x, y = torch.cat([x, held.x_test]), torch.cat([y, held.y_test])
-    elif test == "published":
-        raise SplitError(f"The data set {held.name!r} has no published test set.", "Give test = 'pooled'.")
-
-    least = 2 if test == "pooled" else 1
-    names: tuple[str, ...] | None = None
-    copies = variant.copies
-    if copies > 1:
-        owners, count = _copies(
-            held, y, n_train, rule, clients, copies, test, test_fraction, val_fraction, seed
-        )
-        x, y = x.repeat(copies, 1, 1, 1), y.repeat(copies)
-    else:
-        owner, named, count, names = _owners(held, y, n_train, rule, clients, test, seed, least)
-        owners = named or _parts(
-            held, y.numpy(), owner, n_train, rule, count, test, test_fraction, val_fraction, seed
-        )
-    if rule.word == "classes":
-        _check_classes(owners["train"], y.numpy(), count, int(rule.value))
+    plan = _Plan(held, rule, test, test_fraction, val_fraction)
+    owners, count, names = plan.copied(clients, variant.copies, seed)
+    x, y = held.x, plan.y
+    if held.x_test is not None:
+        x = torch.cat([x, held.x_test])
+    if variant.copies > 1:
+        x, y = x.repeat(variant.copies, 1, 1, 1), y.repeat(variant.copies)
     if not 0 <= unseen < count:
-        raise SplitError(
-            f"{unseen} of {count} clients cannot be unseen.", f"Give a number from 0 to {count - 1}."
-        )
+        raise SplitError(f"{unseen} of {count} clients cannot be unseen.", f"Give a number from 0 to {count - 1}.")
     everyone = np.maximum(np.maximum(owners["train"], owners["val"]), owners["test"])
-    x, y = variant.apply(x, y, everyone, count, held.num_classes, seed, data_dir)
-    shape = (x.shape[1], x.shape[2], x.shape[3])
-    return Federation(
-        x,
-        y,
-        owners,
-        count,
-        held.classes,
-        client_names=names,
-        unseen=unseen,
-        external=_external(external, data_dir, held, shape, x.dtype),
-    )
+    x, y = variant.apply(x, y, everyone, classes=held.num_classes, seed=seed, data_dir=data_dir)
+    other = None
+    if external is not None:
+        another = load(external, data_dir) if isinstance(external, str) else external
+        other = _fitting(another, held, (x.shape[1], x.shape[2], x.shape[3]))
+    return Federation(x, y, owners, count, held.classes, client_names=names, unseen=unseen, external=other)
 
 
 def _check(test: str, test_fraction: float, val_fraction: float, min_size: int | None, seed: int) -> None:
     if test not in ("pooled", "published"):
         raise ConfigError(f"test = {test!r} is unknown.", "Give 'pooled' or 'published'.")
     if not 0 < test_fraction < 1:
-        raise ConfigError(
-            f"test_fraction = {test_fraction} is not a share.", "Give a number between 0 and 1."
-        )
+        raise ConfigError(f"test_fraction = {test_fraction} is not a share.", "Give a number between 0 and 1.")
     if not 0 <= val_fraction < 1:
         raise ConfigError(f"val_fraction = {val_fraction} is not a share.", "Give 0 or a number below 1.")
     if min_size is not None and not 1 <= min_size <= 4096:
@@ -121,156 +100,150 @@ def _scaled(source: Source, side: int) -> Source:
     return source.fitted((channels, max(side, round(height * factor)), max(side, round(width * factor))))
 
 
-def _owners(
-    source: Source,
-    y: Tensor,
-    n_train: int,
-    rule: splits.SplitRule,
-    clients: int | None,
-    test: str,
-    seed: int,
-    least: int,
-) -> tuple[Ints, dict[str, Ints] | None, int, tuple[str, ...] | None]:
-    """The owner of every sample, the parts if the user's file names them, how many clients, and their names."""
-    n = len(y) if test == "pooled" else n_train
-    labels = y.numpy()[:n]
-    owner = np.full(len(y), -1, np.int64)
-    if rule.path is not None:
-        return _from_file(rule.path, len(y), n, clients)
-    if rule.word != "domain":
+def _fitting(other: Source, own: Source, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    if other.num_classes > own.num_classes:
+        raise SplitError(
+            f"The external data set {other.name!r} has {other.num_classes} classes, "
+            f"{own.name!r} has {own.num_classes}.",
+            "Give one with the same classes.",
+        )
+    if other.x_test is not None and other.y_test is not None:
+        return images.fit(other.x_test, shape), other.y_test
+    return images.fit(other.x, shape), other.y
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a source is to be divided. Samples are numbered training set first, then published test set."""
+
+    source: Source
+    rule: SplitRule
+    test: str
+    test_fraction: float
+    val_fraction: float
+
+    def __post_init__(self) -> None:
+        if self.test == "published" and self.source.y_test is None:
+            raise SplitError(f"The data set {self.source.name!r} has no published test set.", "Give test = 'pooled'.")
+
+    @property
+    def y(self) -> Tensor:
+        """The labels of all samples."""
+        s = self.source
+        return s.y if s.y_test is None else torch.cat([s.y, s.y_test])
+
+    def copied(
+        self, clients: int | None, copies: int, seed: int
+    ) -> tuple[dict[str, Ints], int, tuple[str, ...] | None]:
+        """The owners in each part, how many clients, and their names.
+
+        With copies, the whole data set is divided once for each; client numbers go round the copies.
+        """
+        if copies == 1:
+            return self.divided(clients, seed)
         count = DEFAULT_CLIENTS if clients is None else clients
-        owner[:n] = rule.owners(labels, count, seed, least)
-        return owner, None, count, None
-    if source.domain is None:
-        raise SplitError(
-            f"The data set {source.name!r} has no domains.",
-            "Give an image folder with one folder per client, or several data sets joined by '+'.",
-        )
-    count = len(source.domain_names) if clients is None else clients
-    domain = source.domain.numpy()
-    if n > n_train:
-        if source.domain_test is None:
-            raise SplitError(f"The published test set of {source.name!r} has no domains.")
-        domain = np.concatenate([domain, source.domain_test.numpy()])
-    rng = generator(seed, "split", "domain")
-    owner[:n] = partition.domains(domain, len(source.domain_names), count, rng)
-    share = count // len(source.domain_names)
-    names = tuple(f"{d}/{k}" if share > 1 else d for d in source.domain_names for k in range(share))
-    return owner, None, count, names
-
-
-def _from_file(
-    path: Path, samples: int, listed: int, clients: int | None
-) -> tuple[Ints, dict[str, Ints] | None, int, tuple[str, ...] | None]:
-    given = splits.read_assignment(path, samples)
-    if clients is not None and clients != given.clients:
-        raise SplitError(
-            f"{path} has {given.clients} clients, not {clients}.", f"Give clients = {given.clients}."
-        )
-    owner = np.full(samples, -1, np.int64)
-    owner[given.index] = given.client
-    if given.part is None:
-        if owner[listed:].max(initial=-1) >= 0:
+        if self.rule.word in ("domain", "file") or count % copies:
             raise SplitError(
-                f"{path} assigns samples of the published test set, which test = 'published' deals out itself.",
-                "Leave them out, add a column part, or give test = 'pooled'.",
+                f"{count} clients cannot share {copies} whole copies with the split {self.rule.word!r}.",
+                f"Give a multiple of {copies} clients, and the split iid, classes, dirichlet or lognormal.",
             )
-        return owner, None, given.clients, given.names
-    parts = {p: np.full(samples, -1, np.int64) for p in PARTS}
-    words = np.array(given.part)
-    for p in PARTS:
-        chosen = words == p
-        parts[p][given.index[chosen]] = given.client[chosen]
-    return owner, parts, given.clients, given.names
+        found: dict[str, list[Ints]] = {p: [] for p in PARTS}
+        for c in range(copies):
+            parts, _, _ = self.divided(count // copies, int(generator(seed, "copy", c).integers(2**62)))
+            for p in PARTS:
+                found[p].append(np.where(parts[p] >= 0, parts[p] * copies + c, -1))
+        return {p: np.concatenate(found[p]) for p in PARTS}, count, None
 
+    def divided(self, clients: int | None, seed: int) -> tuple[dict[str, Ints], int, tuple[str, ...] | None]:
+        """One division: the owners in each part, how many clients, and their names."""
+        labels, n = self.y.numpy(), len(self.source.y)
+        listed = len(labels) if self.test == "pooled" else n
+        owner = np.full(len(labels), -1, np.int64)
+        names: tuple[str, ...] | None = None
+        if self.rule.path is not None:
+            given = read_assignment(self.rule.path, len(labels))
+            if clients not in (None, given.clients):
+                raise SplitError(
+                    f"{self.rule.path} has {given.clients} clients, not {clients}.",
+                    f"Give clients = {given.clients}.",
+                )
+            if given.part is not None:
+                return given.parts(len(labels)), given.clients, given.names
+            count, names = given.clients, given.names
+            owner[given.index] = given.client
+            if owner[listed:].max(initial=-1) >= 0:
+                raise SplitError(
+                    f"{self.rule.path} assigns samples of the published test set, which is dealt out anyway.",
+                    "Leave them out, add a column part, or give test = 'pooled'.",
+                )
+        elif self.rule.word == "domain":
+            owner[:listed], count, names = self._by_domain(listed, clients, seed)
+        else:
+            count = DEFAULT_CLIENTS if clients is None else clients
+            owner[:listed] = self.rule.owners(labels[:listed], count, seed, 2 if self.test == "pooled" else 1)
+        parts = self._parts(labels, owner, count, seed)
+        if self.rule.word == "classes":
+            _all_classes(parts["train"], labels, count, int(self.rule.value))
+        return parts, count, names
 
-def _parts(
-    source: Source, labels: Ints, owner: Ints, n_train: int, rule: splits.SplitRule, clients: int, test: str,
-    test_fraction: float, val_fraction: float, seed: int,
-) -> dict[str, Ints]:  # fmt: skip
-    train, val, tested = owner.copy(), np.full_like(owner, -1), np.full_like(owner, -1)
-    if test == "pooled":
-        rows = set_apart(owner, labels, test_fraction, 1, generator(seed, "test"))
-        tested[rows] = owner[rows]
+    def _by_domain(self, listed: int, clients: int | None, seed: int) -> tuple[Ints, int, tuple[str, ...]]:
+        s = self.source
+        if s.domain is None:
+            raise SplitError(
+                f"The data set {s.name!r} has no domains.",
+                "Give an image folder with one folder per client, or several data sets joined by '+'.",
+            )
+        domain = s.domain.numpy()
+        if listed > len(domain):
+            if s.domain_test is None:
+                raise SplitError(f"The published test set of {s.name!r} has no domains.", "Give test = 'published'.")
+            domain = np.concatenate([domain, s.domain_test.numpy()])
+        known = s.domain_names
+        count = len(known) if clients is None else clients
+        owner = partition.domains(domain, len(known), count, generator(seed, "split", "domain"))
+        share = count // len(known)
+        return owner, count, tuple(f"{d}/{k}" if share > 1 else d for d in known for k in range(share))
+
+    def _parts(self, labels: Ints, owner: Ints, clients: int, seed: int) -> dict[str, Ints]:
+        train, val, test = owner.copy(), np.full_like(owner, -1), np.full_like(owner, -1)
+        if self.test == "pooled":
+            rows = set_apart(owner, labels, self.test_fraction, 1, generator(seed, "test"))
+            test[rows] = owner[rows]
+            train[rows] = -1
+        else:
+            n = len(self.source.y)
+            test[n:] = self._dealt(labels, owner[:n], clients, seed)
+        least = 0 if self.rule.word == "classes" else 1  # a client of S classes trains on all of them
+        rows = set_apart(train, labels, self.val_fraction, least, generator(seed, "val"))
+        val[rows] = train[rows]
         train[rows] = -1
-    else:
-        tested[n_train:] = _dealt(source, labels, owner, n_train, rule, clients, seed)
-    rows = set_apart(train, labels, val_fraction, 1 if rule.word != "classes" else 0, generator(seed, "val"))
-    val[rows] = train[rows]
-    train[rows] = -1
-    return {"train": train, "val": val, "test": tested}
+        return {"train": train, "val": val, "test": test}
+
+    def _dealt(self, labels: Ints, owner: Ints, clients: int, seed: int) -> Ints:
+        """The owners of the published test set."""
+        classes = self.source.num_classes
+        mine = owner >= 0
+        flat = np.bincount(owner[mine] * classes + labels[: len(owner)][mine], minlength=clients * classes)
+        held = flat.reshape(clients, classes).astype(np.int64)
+        y_test = labels[len(owner) :]
+        if self.rule.word != "domain" or self.source.domain_test is None:
+            return partition.published(y_test, held, generator(seed, "test"))
+        out = np.full(len(y_test), -1, np.int64)
+        domain = self.source.domain_test.numpy()
+        share = clients // len(self.source.domain_names)
+        for d in range(len(self.source.domain_names)):
+            rows = np.flatnonzero(domain == d)
+            own = held[d * share : (d + 1) * share]
+            got = partition.published(y_test[rows], own, generator(seed, "test", d))
+            out[rows] = np.where(got >= 0, got + d * share, -1)
+        return out
 
 
-def _dealt(
-    source: Source, labels: Ints, owner: Ints, n_train: int, rule: splits.SplitRule, clients: int, seed: int
-) -> Ints:
-    """The owners of the published test set."""
-    k = source.num_classes
-    mine = owner[:n_train] >= 0
-    flat = np.bincount(owner[:n_train][mine] * k + labels[:n_train][mine], minlength=clients * k)
-    held = flat.reshape(clients, k).astype(np.int64)
-    y_test = labels[n_train:]
-    if rule.word != "domain" or source.domain_test is None:
-        return partition.published(y_test, held, generator(seed, "test"))
-    out = np.full(len(y_test), -1, np.int64)
-    domain = source.domain_test.numpy()
-    share = clients // len(source.domain_names)
-    for d in range(len(source.domain_names)):
-        rows = np.flatnonzero(domain == d)
-        got = partition.published(y_test[rows], held[d * share : (d + 1) * share], generator(seed, "test", d))
-        out[rows] = np.where(got >= 0, got + d * share, -1)
-    return out
-
-
-def _copies(
-    source: Source, y: Tensor, n_train: int, rule: splits.SplitRule, clients: int | None, copies: int, test: str,
-    test_fraction: float, val_fraction: float, seed: int,
-) -> tuple[dict[str, Ints], int]:  # fmt: skip
-    """Owners when the whole data set is divided once for each variant; client numbers alternate between variants."""
-    count = DEFAULT_CLIENTS if clients is None else clients
-    if rule.word in ("domain", "file") or count % copies:
-        raise SplitError(
-            f"{count} clients cannot each hold a share of {copies} whole copies with split {rule.word!r}.",
-            f"Give a multiple of {copies} clients and the split iid, classes, dirichlet or lognormal.",
-        )
-    found: dict[str, list[Ints]] = {p: [] for p in PARTS}
-    for c in range(copies):
-        mixed = int(generator(seed, "copy", c).integers(2**62))
-        least = 2 if test == "pooled" else 1
-        owner, _, own, _ = _owners(source, y, n_train, rule, count // copies, test, mixed, least)
-        parts = _parts(source, y.numpy(), owner, n_train, rule, own, test, test_fraction, val_fraction, mixed)
-        for p in PARTS:
-            found[p].append(np.where(parts[p] >= 0, parts[p] * copies + c, -1))
-    return {p: np.concatenate(found[p]) for p in PARTS}, count
-
-
-def _check_classes(train: Ints, labels: Ints, clients: int, each: int) -> None:
-    mine = train >= 0
-    cells = np.unique(train[mine] * (int(labels.max()) + 1) + labels[mine])
-    held = np.bincount(cells // (int(labels.max()) + 1), minlength=clients)
+def _all_classes(train: Ints, labels: Ints, clients: int, each: int) -> None:
+    mine, top = train >= 0, int(labels.max()) + 1
+    held = np.bincount(np.unique(train[mine] * top + labels[mine]) // top, minlength=clients)
     if len(wrong := np.flatnonzero(held != each)):
         raise SplitError(
             f"Client {wrong[0]} has too few samples to train on {each} classes and to be tested.",
             "Give fewer clients or fewer classes per client.",
         )
-
-
-def _external(
-    external: Source | str | None,
-    data_dir: Path | str | None,
-    own: Source,
-    shape: tuple[int, int, int],
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor] | None:
-    if external is None:
-        return None
-    other = load(external, data_dir) if isinstance(external, str) else external
-    if other.num_classes > own.num_classes:
-        raise SplitError(
-            f"The external data set {other.name!r} has {other.num_classes} classes, {own.name!r} {own.num_classes}.",
-            "Give one with the same classes.",
-        )
-    x, y = (
-        (other.x, other.y) if other.x_test is None or other.y_test is None else (other.x_test, other.y_test)
-    )
-    return images.fit(x, shape), y

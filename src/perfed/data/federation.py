@@ -69,7 +69,11 @@ class ClientData:
 
 
 class Federation:
-    """Images in one tensor as they were read, and for each part a flat list of row numbers, client after client."""
+    """Clients over one tensor of images as they were read.
+
+    For each part there is a flat list of row numbers, client after client, and where each client's rows begin:
+    what a client costs depends on its own samples only.
+    """
 
     def __init__(
         self,
@@ -102,7 +106,7 @@ class Federation:
         for part in ("train", "test"):
             if len(empty := np.flatnonzero(self.sizes(part) == 0)):
                 raise SplitError(
-                    f"Client {empty[0]} would have no {part} samples ({len(empty)} of {num_clients} clients).",
+                    f"Client {empty[0]} would have no {part} samples ({len(empty)} of {num_clients}).",
                     "Give fewer clients or more data.",
                 )
 
@@ -134,7 +138,7 @@ class Federation:
     def split(self, i: int, part: str) -> Split:
         """A client's samples of one part, converted."""
         rows = self.rows(i, part)
-        return Split(normalise(self._x[rows]), self._y[rows])
+        return Split(normalise(self._x.index_select(0, rows)), self._y[rows])
 
     def client(self, i: int) -> ClientData:
         """The data of client i."""
@@ -161,7 +165,7 @@ class Federation:
     def pooled_test(self) -> Split:
         """Every client's test samples, in client order."""
         rows = self._rows["test"]
-        return Split(normalise(self._x[rows]), self._y[rows])
+        return Split(normalise(self._x.index_select(0, rows)), self._y[rows])
 
     @cached_property
     def external(self) -> Split | None:
@@ -175,9 +179,7 @@ class Federation:
     def sha256(self) -> str:
         """A digest of everything a client can see: images, labels, and who has which in which part."""
         digest = hashlib.sha256(b"perfed federation 1")
-        digest.update(
-            repr((tuple(self._x.shape), str(self._x.dtype), self.num_clients, len(self.unseen))).encode()
-        )
+        digest.update(repr((tuple(self._x.shape), str(self._x.dtype), self.num_clients, len(self.unseen))).encode())
         digest.update("\x1f".join(self.classes).encode())
         images = self._x.contiguous().numpy()
         digest.update(images.astype(images.dtype.newbyteorder("<"), copy=False).data)
@@ -188,7 +190,7 @@ class Federation:
         return digest.hexdigest()
 
     def write_assignment(self, path: Path | str) -> None:
-        """Who has what as a CSV file with the columns index, client, part, which split = 'file:PATH' reads."""
+        """Write who has what as CSV with the columns index, client, part: what split = 'file:PATH' reads."""
         with Path(path).open("w", encoding="utf-8", newline="") as out:
             out.write("index,client,part\n")
             for part in PARTS:

@@ -11,8 +11,7 @@ CHUNK = 4096  # images handled at a time, so that a conversion costs little memo
 
 def normalise(x: Tensor) -> Tensor:
     """The values a network is given: [0, 255] or [0, 1] becomes [-1, 1] in float32."""
-    x = x.float().div_(255) if x.dtype == torch.uint8 else x.float().clone()
-    return x.sub_(0.5).div_(0.5)
+    return x.float().div_(255).sub_(0.5).div_(0.5) if x.dtype == torch.uint8 else (x - 0.5) / 0.5
 
 
 def resize(x: Tensor, height: int, width: int) -> Tensor:

@@ -1,7 +1,7 @@
 """How samples are divided among clients.
 
-Every function returns the owner of each sample, an int64 array with a client number or -1 for a sample that no
-client gets. Work and memory grow with samples + clients * classes, so that 100,000 clients are nothing special.
+Every function returns the owner of each sample, an int64 array with a client number or -1 for a sample that
+no client gets. Work and memory grow with samples + clients * classes, so 100,000 clients are nothing special.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def apportion(total: int, weights: npt.NDArray[np.float64], rng: np.random.Gener
     if total == 0 or scale <= 0:
         return np.zeros(len(weights), np.int64)
     exact = weights * (total / scale)
-    whole = np.floor(exact + 1e-9).astype(np.int64)
+    whole: Ints = np.floor(exact + 1e-9).astype(np.int64)
     short = total - int(whole.sum())
     if short > 0:
         order = np.lexsort((rng.random(len(weights)), whole - exact))
@@ -52,12 +52,10 @@ def iid(y: Ints, clients: int, rng: np.random.Generator, least: int = 1) -> Ints
 
 
 def lognormal(y: Ints, clients: int, sigma: float, rng: np.random.Generator, least: int = 1) -> Ints:
-    """Samples drawn at random, in numbers that follow a log-normal distribution (each client at least `least`)."""
+    """Samples drawn at random, in numbers that follow a log-normal distribution, at least `least` each."""
     _need(len(y), clients, least)
     if not 0 <= sigma < 100:
-        raise SplitError(
-            f"lognormal:{sigma:g} has no such spread.", "Give a sigma from 0 (equal sizes) up, such as 1."
-        )
+        raise SplitError(f"lognormal:{sigma:g} has no such spread.", "Give a sigma from 0 (equal sizes) up, such as 1.")
     weights = np.exp(sigma * rng.standard_normal(clients))
     sizes = least + apportion(len(y) - clients * least, weights, rng)
     owner = np.empty(len(y), np.int64)
@@ -66,10 +64,10 @@ def lognormal(y: Ints, clients: int, sigma: float, rng: np.random.Generator, lea
 
 
 def deal_classes(classes: int, clients: int, each: int, rng: np.random.Generator) -> Ints:
-    """A (clients, each) table of distinct classes per client, every class held by the same number of clients +- 1.
+    """A (clients, each) table of distinct classes per client, every class held equally often (+- 1).
 
-    Shuffled packs of all classes are laid end to end and dealt `each` at a time. Where a hand spans two packs,
-    the second begins with classes that the hand does not have yet.
+    Shuffled packs of all classes are laid end to end and dealt `each` at a time. Where a hand spans two
+    packs, the second begins with classes that the hand does not have yet.
     """
     packs, last = [], np.empty(0, np.int64)
     dealt = 0
@@ -87,13 +85,11 @@ def deal_classes(classes: int, clients: int, each: int, rng: np.random.Generator
     return table[rng.permutation(clients)].astype(np.int64)
 
 
-def classes_per_client(
-    y: Ints, clients: int, each: int, rng: np.random.Generator, some: bool = False
-) -> Ints:
+def classes_per_client(y: Ints, clients: int, each: int, rng: np.random.Generator, some: bool = False) -> Ints:
     """Exactly `each` classes for every client; the holders of a class share its samples equally.
 
-    Every class is used, unless `some` is set and there are fewer hands than classes: then the classes that nobody
-    holds are left out.
+    Every class is used, unless `some` is set and the clients are too few to hold them all: then the classes
+    that nobody holds are left out.
     """
     _need(len(y), clients, 1)
     held = np.unique(y)
@@ -104,7 +100,7 @@ def classes_per_client(
         )
     if clients * each < len(held) and not some:
         raise SplitError(
-            f"{clients} clients with {each} classes each hold at most {clients * each} of {len(held)} classes.",
+            f"{clients} clients with {each} classes each can hold {clients * each} of {len(held)} classes.",
             f"Give classes:{-(-len(held) // clients)} or {-(-len(held) // each)} clients, "
             f"or write classes:{each}:some to leave the other classes out.",
         )
@@ -128,16 +124,14 @@ def classes_per_client(
 
 
 def dirichlet(y: Ints, clients: int, alpha: float, rng: np.random.Generator, least: int = 1) -> Ints:
-    """Each class divided by proportions from Dirichlet(alpha); a client that has its fair share gets no more classes.
+    """Each class divided by proportions from Dirichlet(alpha); a client with its fair share gets no more.
 
     Redrawn until the smallest client has 10 samples (fewer if there are too few for that). When no draw does,
     the last one is repaired: the largest clients give samples to those below the floor.
     """
     _need(len(y), clients, least)
     if not 0 < alpha < 1e9:
-        raise SplitError(
-            f"dirichlet:{alpha:g} is no Dirichlet distribution.", "Give an alpha above 0, such as 0.1."
-        )
+        raise SplitError(f"dirichlet:{alpha:g} is no Dirichlet distribution.", "Give an alpha above 0, such as 0.1.")
     floor = max(least, min(FLOOR, len(y) // clients // 2))
     members = [np.flatnonzero(y == c) for c in np.unique(y)]
     owner = np.empty(len(y), np.int64)
@@ -146,7 +140,7 @@ def dirichlet(y: Ints, clients: int, alpha: float, rng: np.random.Generator, lea
         for mine in members:
             p = rng.dirichlet(np.full(clients, alpha)) * (sizes < len(y) / clients)
             if not p.sum() > 0:
-                p = (sizes < len(y) / clients) + 0.0
+                p = (sizes < len(y) / clients).astype(np.float64)
             cuts = np.floor(np.cumsum(p / p.sum()) * len(mine) + 1e-9).astype(np.int64)
             cuts[-1] = len(mine)
             counts = np.diff(cuts, prepend=0)
@@ -189,10 +183,10 @@ def domains(domain: Ints, number: int, clients: int, rng: np.random.Generator) -
 
 
 def published(y_test: Ints, held: Ints, rng: np.random.Generator) -> Ints:
-    """Owners of the published test samples: every class is shared out in proportion to what its holders train on.
+    """Owners of the published test samples: a class is shared in proportion to what its holders train on.
 
-    `held` is the (clients, classes) matrix of training samples. Every client gets at least one sample, if need be
-    from the client that has the most of one of its classes.
+    `held` is the (clients, classes) matrix of training samples. Every client gets at least one sample, if
+    need be from the client that has the most of one of its classes.
     """
     clients, classes = held.shape
     owner = np.full(len(y_test), -1, np.int64)
@@ -204,15 +198,15 @@ def published(y_test: Ints, held: Ints, rng: np.random.Generator) -> Ints:
         if held[:, c].any():
             owner[mine] = np.repeat(np.arange(clients), got[:, c])
         rows.append(mine)
-    total = got.sum(1)
-    if len(without := np.flatnonzero(total == 0)):
-        _one_each(without, owner, held, got, total, rows)
+    if len(without := np.flatnonzero(got.sum(1) == 0)):
+        _one_each(without, owner, held, got, rows)
     return owner
 
 
-def _one_each(without: Ints, owner: Ints, held: Ints, got: Ints, total: Ints, rows: list[Ints]) -> None:
+def _one_each(without: Ints, owner: Ints, held: Ints, got: Ints, rows: list[Ints]) -> None:
     """One sample for each client without any, from whoever has the most of a class that it holds."""
     starts = np.cumsum(got, axis=0) - got
+    total = got.sum(1)
     heaps: dict[int, list[tuple[int, int]]] = {}
     for poor in without.tolist():
         best: tuple[int, int, int] | None = None

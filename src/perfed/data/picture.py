@@ -25,7 +25,7 @@ def draw(federation: Federation, path: Path | str, part: str = "train") -> Path:
     everyone, classes = counts.shape
     counts = counts[:MOST]
     shown = len(counts)
-    wide = float(np.clip(2.2 + 0.32 * shown, 6, 24))
+    wide = float(np.clip(2.2 + 0.32 * shown, 6, 20))
     high = float(np.clip(1.8 + 0.32 * classes, 4, 18))
     figure = Figure(figsize=(wide, high), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -33,7 +33,7 @@ def draw(federation: Federation, path: Path | str, part: str = "train") -> Path:
     who, what = np.nonzero(counts)
     many = counts[who, what]
     cell = 72 * min((wide - 2) / shown, (high - 1.4) / classes)  # points from one bubble to the next
-    area = (1.15 * max(cell, 4.0)) ** 2 * many / max(int(counts.max()), 1)
+    area = (0.95 * max(cell, 4.0)) ** 2 * many / max(int(counts.max()), 1)
     axes.scatter(who, what, s=np.maximum(area, 1.5), c="#1f6f8b", alpha=0.75, linewidths=0)
     axes.set_xlim(-0.8, shown - 0.2)
     axes.set_ylim(-0.8, classes - 0.2)

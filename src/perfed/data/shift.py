@@ -10,9 +10,10 @@ A shift is written as a word, some with a value:
     rotate:0,90,..  an angle for every client in turn, in degrees counter-clockwise
     permute:K       K groups of clients, each naming the classes differently (the first as published)
 
-Several joined by `+` are dealt to the clients in turn: `gray+colour:photos` makes every second client's images
-colourful. With `whole:` in front, each of the joined shifts is applied to the whole data set, and every such copy is
-divided among its own share of the clients, as in PSE's joint shift.
+Several joined by `+` are dealt to the clients in turn: `gray+colour:photos` makes every second client's
+images colourful. With `whole:` in front, each of the joined shifts is applied to the whole data set, and every
+such copy is divided among its own share of the clients, as in PSE's joint shift. Then a test image of one client
+can be, shifted otherwise, a training image of another.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from PIL import Image, UnidentifiedImageError
@@ -38,6 +40,8 @@ WORDS = ("gray", "colour", "edge", "stain", "rotate", "permute")
 PHOTOGRAPHS = "bsds500"
 # Ruifrok and Johnston 2001: the optical densities of haematoxylin, eosin and DAB in red, green and blue
 STAINS = np.array([[0.65, 0.70, 0.29], [0.07, 0.99, 0.11], [0.27, 0.57, 0.78]])
+Floats = npt.NDArray[np.float64]
+Pixels = npt.NDArray[np.uint8]
 Rows = Callable[[Tensor, Ints], Tensor]
 
 
@@ -69,21 +73,14 @@ class Shift:
         return len(self.ones) if self.whole else 1
 
     def apply(
-        self,
-        x: Tensor,
-        y: Tensor,
-        owner: Ints,
-        clients: int,
-        classes: int,
-        seed: int,
-        data_dir: Path | str | None = None,
+        self, x: Tensor, y: Tensor, owner: Ints, *, classes: int, seed: int, data_dir: Path | str | None = None
     ) -> tuple[Tensor, Tensor]:
         """The shifted images and labels; a sample without an owner stays as it is."""
         if not self.ones:
             return x, y
         number = len(self.ones)
         y = y.clone()
-        if any(one.word not in ("permute",) for one in self.ones):
+        if any(one.word != "permute" for one in self.ones):
             if x.dtype != torch.uint8:
                 x = (x * 255).round().to(torch.uint8)
             channels = 3 if any(one.colourful for one in self.ones) else x.shape[1]
@@ -91,14 +88,18 @@ class Shift:
         for k, one in enumerate(self.ones):
             rows = np.flatnonzero((owner >= 0) & (owner % number == k))
             turn = owner[rows] // number  # the how-manieth client of this shift
+            rng = generator(seed, one.word, k)
             if one.word == "permute":
-                names = _permutations(int(one.value), classes, generator(seed, "permute", k))
+                names = _permutations(int(one.value), classes, rng)
                 y[rows] = torch.from_numpy(names[turn % len(names), y[rows].numpy()])
-            elif one.word != "gray" or x.shape[1] == 3:
-                change = _change(one, x.shape[2], x.shape[3], turn, len(rows), clients, seed, k, data_dir)
-                for i in range(0, len(rows), images.CHUNK):
-                    some = np.arange(i, min(i + images.CHUNK, len(rows)))
-                    x[rows[some]] = change(x[rows[some]], some)
+                continue
+            size = (x.shape[2], x.shape[3])
+            photographs = _photographs(one.path, data_dir, *size) if one.word == "colour" else []
+            change = _change(one, turn, rng, size, photographs)
+            for i in range(0, len(rows), images.CHUNK):
+                some = np.arange(i, min(i + images.CHUNK, len(rows)))
+                at = torch.from_numpy(rows[some])
+                x.index_copy_(0, at, change(x.index_select(0, at), some).contiguous())
         return x, y
 
 
@@ -108,9 +109,7 @@ def parse(shift: str | None) -> Shift:
         return Shift()
     body = shift.removeprefix("whole:")
     words = "|".join(WORDS)
-    return Shift(
-        tuple(_one(part) for part in re.split(rf"\+(?=(?:{words})(?:[:+]|$))", body)), whole=body != shift
-    )
+    return Shift(tuple(_one(part) for part in re.split(rf"\+(?=(?:{words})(?:[:+]|$))", body)), whole=body != shift)
 
 
 def _one(text: str) -> One:
@@ -139,43 +138,34 @@ def _one(text: str) -> One:
     raise ConfigError(f"The shift {text!r} is not understood.", f"Write for example {examples[word]}.")
 
 
-def _change(
-    one: One,
-    height: int,
-    width: int,
-    turn: Ints,
-    n: int,
-    clients: int,
-    seed: int,
-    k: int,
-    data_dir: Path | str | None,
-) -> Rows:
-    """A function of a chunk of images and of their numbers among the n samples of this shift."""
-    rng = generator(seed, one.word, k)
+def _change(one: One, turn: Ints, rng: np.random.Generator, size: tuple[int, int], photographs: list[Pixels]) -> Rows:
+    """A function of a chunk of images and of their numbers among the samples of this shift."""
     if one.word == "gray":
         return lambda x, _: images.with_channels(images.with_channels(x, 1), x.shape[1])
     if one.word == "edge":
         return lambda x, _: _edges(x)
     if one.word == "stain":
+        clients = int(turn.max(initial=0)) + 1
         scale = rng.uniform(1 - one.value, 1 + one.value, (clients, 3))
         offset = rng.uniform(-one.value, one.value, (clients, 3))
         return lambda x, i: _stained(x, scale[turn[i]], offset[turn[i]])
     if one.word == "rotate":
         angles = np.array(one.angles)
         return lambda x, i: _rotated(x, angles[turn[i] % len(angles)])
-    photographs = _photographs(one.path, data_dir, height, width)
-    which = rng.integers(len(photographs), size=n)
-    corner = rng.random((n, 2))
+    height, width = size
+    which = rng.integers(len(photographs), size=len(turn))
+    corner = rng.random((len(turn), 2))
 
     def coloured(x: Tensor, i: Ints) -> Tensor:
-        crops = torch.empty((len(i), 3, height, width), dtype=torch.uint8)
-        for j, (photograph, (v, u)) in enumerate(zip(which[i], corner[i], strict=True)):
-            p = photographs[photograph]
-            top = int(v * (p.shape[1] - height + 1))
-            left = int(u * (p.shape[2] - width + 1))
-            crops[j] = p[:, top : top + height, left : left + width]
+        crops = np.empty((len(i), 3, height, width), np.uint8)
+        for k in np.unique(which[i]):
+            here = np.flatnonzero(which[i] == k)
+            windows = np.lib.stride_tricks.sliding_window_view(photographs[k], (height, width), (1, 2))
+            top, left = (corner[i[here]] * windows.shape[1:3]).astype(np.int64).T
+            crops[here] = windows[:, top, left].transpose(1, 0, 2, 3)
         gray = images.with_channels(images.with_channels(x, 1), 3)
-        return (gray.short() + crops.short()).clamp_(max=255).to(torch.uint8)
+        added: Tensor = (gray.short() + torch.from_numpy(crops).short()).clamp_(max=255).to(torch.uint8)
+        return added
 
     return coloured
 
@@ -185,8 +175,8 @@ def _edges(x: Tensor) -> Tensor:
     return torch.from_numpy(found.astype(np.uint8) * np.uint8(255))[:, None].expand(-1, x.shape[1], -1, -1)
 
 
-def _stained(x: Tensor, scale: np.ndarray[tuple[int, int], np.dtype[np.float64]], offset: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> Tensor:  # fmt: skip
-    """Tellez et al. 2018: stain concentrations c become scale * c + offset * (ink there is), per stain."""
+def _stained(x: Tensor, scale: Floats, offset: Floats) -> Tensor:
+    """Tellez et al. 2018: the concentration c of each stain becomes scale * c + offset."""
     density = -np.log10((x.numpy().astype(np.float64) + 1) / 256)
     stains = np.einsum("nchw,cs->nshw", density, np.linalg.inv(STAINS))
     stains = stains * scale[:, :, None, None] + offset[:, :, None, None]
@@ -194,7 +184,7 @@ def _stained(x: Tensor, scale: np.ndarray[tuple[int, int], np.dtype[np.float64]]
     return torch.from_numpy(np.rint(back).clip(0, 255).astype(np.uint8))
 
 
-def _rotated(x: Tensor, angles: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Tensor:
+def _rotated(x: Tensor, angles: Floats) -> Tensor:
     out = torch.empty_like(x)
     height, width = x.shape[2:]
     for angle in np.unique(angles):
@@ -204,12 +194,8 @@ def _rotated(x: Tensor, angles: np.ndarray[tuple[int], np.dtype[np.float64]]) ->
             continue
         c, s = float(np.cos(np.deg2rad(angle))), float(np.sin(np.deg2rad(angle)))
         turn = torch.tensor([[c, -s * height / width, 0.0], [s * width / height, c, 0.0]])
-        grid = F.affine_grid(
-            turn.expand(len(rows), 2, 3).contiguous(), list(x[rows].shape), align_corners=False
-        )
-        turned = F.grid_sample(
-            x[rows].float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False
-        )
+        grid = F.affine_grid(turn.expand(len(rows), 2, 3).contiguous(), list(x[rows].shape), align_corners=False)
+        turned = F.grid_sample(x[rows].float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         out[rows] = turned.round_().clamp_(0, 255).to(torch.uint8)
     return out
 
@@ -223,13 +209,11 @@ def _permutations(groups: int, classes: int, rng: np.random.Generator) -> Ints:
         if (drawn := tuple(rng.permutation(classes).tolist())) not in found:
             found.append(drawn)
     if len(found) < groups:
-        raise ConfigError(
-            f"{classes} classes cannot be named in {groups} different ways.", "Give fewer groups."
-        )
+        raise ConfigError(f"{classes} classes cannot be named in {groups} different ways.", "Give fewer groups.")
     return np.array(found, np.int64)
 
 
-def _photographs(path: str, data_dir: Path | str | None, height: int, width: int) -> list[Tensor]:
+def _photographs(path: str, data_dir: Path | str | None, height: int, width: int) -> list[Pixels]:
     base = Path("data" if data_dir is None else data_dir)
     folder = base / (path or PHOTOGRAPHS)
     if path and not folder.is_dir():
@@ -239,7 +223,7 @@ def _photographs(path: str, data_dir: Path | str | None, height: int, width: int
             f"The shift 'colour' finds no photographs in {folder}.",
             "Write colour:PATH with a folder of colour photographs, such as BSDS500's images.",
         )
-    found = []
+    found: list[Pixels] = []
     for file in sorted(f for f in folder.iterdir() if f.suffix.lower() in (".jpg", ".jpeg", ".png", ".bmp")):
         try:
             with Image.open(file) as image:
@@ -247,7 +231,7 @@ def _photographs(path: str, data_dir: Path | str | None, height: int, width: int
         except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as e:
             raise DataError(f"The photograph {file} cannot be read: {e}.", "Repair or remove it.") from e
         if pixels.shape[0] >= height and pixels.shape[1] >= width:
-            found.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).contiguous())
+            found.append(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
     if not found:
         raise DataError(f"{folder} has no photograph of at least {width} x {height} pixels.")
     return found

@@ -21,8 +21,8 @@ Array = Tensor | npt.NDArray[np.generic]
 class Source:
     """Images, labels, and the published test set if there is one.
 
-    `x` is uint8 (N, C, H, W), or float32 in [0, 1]; `y` is int64 (N,). `domain` is the client or domain that each
-    sample comes from: image folders with one folder per client, or several sources joined.
+    `x` is uint8 (N, C, H, W), or float32 in [0, 1]; `y` is int64 (N,). `domain` is the client or domain that
+    each sample comes from: image folders with one folder per client, or several sources joined.
     """
 
     name: str
@@ -43,8 +43,8 @@ class Source:
             self._check("test ", self.x_test, self.y_test, self.domain_test)
             if self.x_test.shape[1:] != self.x.shape[1:] or self.x_test.dtype != self.x.dtype:
                 raise DataError(
-                    f"The test images of {self.name!r} are {tuple(self.x_test.shape[1:])} of {self.x_test.dtype}, "
-                    f"its training images {tuple(self.x.shape[1:])} of {self.x.dtype}."
+                    f"The test images of {self.name!r} are {self.x_test.dtype} {tuple(self.x_test.shape[1:])}, "
+                    f"its training images {self.x.dtype} {tuple(self.x.shape[1:])}."
                 )
 
     def _check(self, which: str, x: Tensor, y: Tensor, domain: Tensor | None) -> None:
@@ -74,10 +74,10 @@ class Source:
                     f"but it names {len(self.domain_names)} domains."
                 )
         if x.dtype == torch.float32 and len(x):
-            low, high = float(x.min()), float(x.max())
-            if not (low >= 0.0 and high <= 1.0):  # also true of NaN
+            dark, bright = float(x.min()), float(x.max())
+            if not (dark >= 0.0 and bright <= 1.0):  # also true of NaN
                 raise DataError(
-                    f"The {which}images of {self.name!r} have values from {low:g} to {high:g}.",
+                    f"The {which}images of {self.name!r} have values from {dark:g} to {bright:g}.",
                     "Scale float images to [0, 1], or give uint8.",
                 )
 
@@ -175,17 +175,13 @@ def join(sources: Sequence[Source]) -> Source:
     )
 
 
-def find(
-    name: str, data_dir: Path | str | None, folders: Sequence[str], files: Sequence[str], page: str
-) -> Path:
+def find(name: str, data_dir: Path | str | None, folders: Sequence[str], files: Sequence[str], page: str) -> Path:
     """The first of the folders under data_dir that has every one of the files (or its .gz)."""
     base = Path("data" if data_dir is None else data_dir)
     tried = [base / f for f in folders]
     missing: dict[Path, list[str]] = {}
     for folder in tried:
-        missing[folder] = [
-            f for f in files if not (folder / f).exists() and not (folder / f"{f}.gz").exists()
-        ]
+        missing[folder] = [f for f in files if not (folder / f).exists() and not (folder / f"{f}.gz").exists()]
         if not missing[folder]:
             return folder
     begun = min(missing, key=lambda folder: len(missing[folder]))

@@ -82,12 +82,21 @@ class Assignment:
         """How many clients there are."""
         return int(self.client.max()) + 1
 
+    def parts(self, samples: int) -> dict[str, Ints]:
+        """The owners in each part, when the file names the parts."""
+        words = np.array(self.part)
+        out = {}
+        for part in ("train", "val", "test"):
+            out[part] = np.full(samples, -1, np.int64)
+            out[part][self.index[words == part]] = self.client[words == part]
+        return out
+
 
 def read_assignment(path: Path, samples: int) -> Assignment:
-    """A CSV file with the columns index, client and optionally part (train, val or test), one line per sample.
+    """A CSV file with the columns index, client and optionally part (train, val or test), a line per sample.
 
-    The index counts the samples from 0, training set first, then the published test set. Clients are numbers from
-    0 or names. Samples that the file does not list belong to nobody.
+    The index counts the samples from 0, training set first, then the published test set. Clients are numbers
+    from 0 or names. Samples that the file does not list belong to nobody.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -118,9 +127,7 @@ def read_assignment(path: Path, samples: int) -> Assignment:
         client.append(row[1].strip())
         if len(head) == 3:
             if (word := row[2].strip()) not in ("train", "val", "test"):
-                raise SplitError(
-                    f"Line {line} of {path} has the part {word[:40]!r}.", "Write train, val or test."
-                )
+                raise SplitError(f"Line {line} of {path} has the part {word[:40]!r}.", "Write train, val or test.")
             part.append(word)
     if not index:
         raise SplitError(f"The assignment file {path} assigns nothing.", "Give one line per sample.")
@@ -130,6 +137,4 @@ def read_assignment(path: Path, samples: int) -> Assignment:
     numbers = [int(c) if names is None else lookup[c] for c in client]
     if max(numbers) >= samples:
         raise SplitError(f"{path} has a client {max(numbers)}.", "Number the clients from 0 without gaps.")
-    return Assignment(
-        np.array(index, np.int64), np.array(numbers, np.int64), part if len(head) == 3 else None, names
-    )
+    return Assignment(np.array(index, np.int64), np.array(numbers, np.int64), part if len(head) == 3 else None, names)

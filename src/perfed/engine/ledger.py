@@ -32,12 +32,15 @@ class Ledger:
     flops: int = 0
     seconds: float = 0.0
     layers: Counter[str] = field(default_factory=Counter)
+    extra: Counter[str] = field(default_factory=Counter)
+    """what methods count themselves: scalars of an update whose name starts with `cost.`"""
 
     @classmethod
     def restore(cls, totals: Mapping[str, Any]) -> Ledger:
         """The ledger as a round's record has it."""
         values = dict(totals)
-        return cls(**values | {"layers": Counter(values["layers"])}) if values else cls()
+        counters = {name: Counter(values[name]) for name in ("layers", "extra")}
+        return cls(**values | counters)
 
     def totals(self) -> dict[str, Any]:
         """The totals as plain numbers."""
@@ -49,6 +52,7 @@ class Ledger:
             "flops": self.flops,
             "seconds": self.seconds,
             "layers": dict(sorted(self.layers.items())),
+            "extra": dict(sorted(self.extra.items())),
         }
 
     def enter(self, task: Task, reply: Reply, flops: int, net: Net) -> dict[str, Any]:
@@ -60,6 +64,9 @@ class Ledger:
         self.samples += meter.samples
         self.param_batches += meter.param_batches
         self.flops += flops
+        for name, value in reply.scalars["extra"].items():
+            if name.startswith("cost."):
+                self.extra[name.removeprefix("cost.")] += value
         for name, size in by_layer(reply.state, net).items():
             self.layers[f"up/{name}"] += size
         for name, size in by_layer(task.received, net).items():
@@ -112,7 +119,7 @@ class Flops:
         probe.data.train = probe.data.val = few
         with one_thread(), FlopCounterMode(display=False) as counter:
             _rehearse(worker, probe)
-        return counter.get_total_flops() / len(few)
+        return float(counter.get_total_flops()) / len(few)
 
 
 def _rehearse(worker: Worker, client: Client) -> None:

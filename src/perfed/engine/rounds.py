@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from perfed.core import rng
-from perfed.core.client import Update
+from perfed.core.client import Client, Update
 from perfed.core.method import Method
 from perfed.core.plan import Round
 from perfed.core.server import Peer, Server, Slots
@@ -30,6 +30,9 @@ from perfed.nets.net import Net
 
 NEW_BUDGET = 250_000
 """Forward passes up to which the New metric is measured unasked."""
+
+HEAVIEST = 1e12
+"""Weights from here on are refused: no client has so many samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,6 @@ class Simulation:
         self.plan = self.worker.plan
         self._watch, self._tamper = watch or (lambda _: None), tamper
         self.store = Store(directory, self._fingerprint(), cache_bytes)
-        self.executor = executor(self.worker) if executor else executors.make(self.worker, workers)
         self.flops = Flops(self.worker)
         self.ledger = Ledger()
         self.history: list[dict[str, Any]] = []
@@ -115,6 +117,7 @@ class Simulation:
         server = self._restore()
         slots = Slots(self.store.slot, self.store.slots)
         self.server = Server(server, self.plan, federation.num_clients, settings.seed, slots)
+        self.executor = executor(self.worker) if executor else executors.make(self.worker, workers)
 
     def run(self, stop_after: int | None = None) -> Outcome | None:
         """Run the remaining rounds, or those up to `stop_after`; the outcome if the last round is done."""
@@ -137,10 +140,9 @@ class Simulation:
         if self._tamper:
             replies = [self._tamper(reply, t) for reply in replies]
         updates, faults, entries = [], [], {}
-        schema = self.method.schema(self.server, round)
         for task, reply in zip(tasks, replies, strict=True):
             try:
-                updates.append(accept(reply, task.client, schema))
+                updates.append(self._accept(reply, task.client, round))
             except UpdateError as error:
                 faults.append({"t": t, "client": task.client, "reason": str(error)})
                 continue
@@ -183,6 +185,18 @@ class Simulation:
             faults=self.faults,
         )
 
+    def scored(self, client: int) -> Client:
+        """A client with the personal model that the last round's scores are those of."""
+        seen = client in self.federation.participants
+        task = self._task("evaluate", client, self.settings.rounds, seen=seen)
+        with executors.one_thread():
+            found = self.worker.client(task)
+            self.method.personal(found)
+            if not seen or self.settings.adapt != "never":
+                self.worker._prepare(found, seen=seen)
+        found.net.module.eval()
+        return found
+
     def close(self) -> None:
         """Release workers and the run's directory."""
         self.executor.close()
@@ -215,6 +229,20 @@ class Simulation:
             self._tell(t, doing, finished, len(tasks))
 
         return self.executor.run(tasks, done)
+
+    def _accept(self, reply: Reply, client: int, round: Round) -> Update:
+        """A client's update if it is what its method declares; otherwise an error that names the client."""
+        sender = f"Client {client}"
+        if reply.error:
+            raise UpdateError(f"{sender} failed: {reply.error}")
+        if reply.client != client:
+            raise UpdateError(f"{sender} answered as client {reply.client}.")
+        weight = reply.scalars.get("weight")
+        if not isinstance(weight, int | float) or not math.isfinite(weight) or not 0 < weight < HEAVIEST:
+            raise UpdateError(f"{sender} sent the weight {weight!r}; a positive number of samples is accepted.")
+        self.method.verify(self.server, reply.state, sender, round)
+        check(reply.private, reply.private, f"{sender} (in what it keeps)")
+        return Update(client, reply.state, float(weight), reply.scalars.get("extra", {}))
 
     def _evaluate(self, t: int) -> dict[str, Any]:
         final = t == self.settings.rounds
@@ -293,21 +321,6 @@ class Simulation:
         self._watch(
             Progress(t, self.settings.rounds, doing, done, of, self._metrics, ledger.bytes_up, ledger.bytes_down)
         )
-
-
-def accept(reply: Reply, client: int, schema: State) -> Update:
-    """A client's update if it is what its method declares; otherwise an error that names the client."""
-    sender = f"Client {client}"
-    if reply.error:
-        raise UpdateError(f"{sender} failed: {reply.error}")
-    if reply.client != client:
-        raise UpdateError(f"{sender} answered as client {reply.client}.")
-    weight = reply.scalars.get("weight")
-    if not isinstance(weight, int | float) or not math.isfinite(weight) or not 0 < weight < 1e12:
-        raise UpdateError(f"{sender} sent the weight {weight!r}; a positive number of samples is accepted.")
-    check(reply.state, schema, sender)
-    check(reply.private, reply.private, f"{sender} (in what it keeps)")
-    return Update(client, reply.state, float(weight), reply.scalars.get("extra", {}))
 
 
 def check_settings(settings: Settings) -> None:

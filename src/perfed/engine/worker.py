@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from perfed.core import rng
 from perfed.core.client import Client
+from perfed.core.fit import pieces
 from perfed.core.method import Method, probabilities
 from perfed.core.plan import Plan, Round
 from perfed.core.state import Scalars, State
@@ -114,7 +115,7 @@ class Worker:
             pooled = self.federation.pooled_test() if task.op == "new" else self.federation.external
             assert pooled is not None
             client.net.module.eval()
-            parts = [probabilities(method, client, x) for x in _arrange(pooled.x).split(EVAL_BATCH)]
+            parts = [probabilities(method, client, x) for x in pieces(_arrange(pooled.x), EVAL_BATCH)]
             return Reply(client.id, {"probabilities": torch.cat(parts)}, {}, {})
         state = {f"before/{name}": value for name, value in self._score(client).items()}
         if task.options.get("adapt", False) or not seen:
@@ -129,23 +130,25 @@ class Worker:
 
     def _score(self, client: Client) -> State:
         client.net.module.eval()
-        found = {}
+        found: State = {}
         for part, data in (("test", client.data.test), ("val", client.data.val)):
-            confusion, loss = self._confusion(client, data)
-            found |= {f"{part}/confusion": confusion, f"{part}/loss": loss}
+            found |= {f"{part}/{name}": value for name, value in self._sums(client, data).items()}
         return found
 
     @torch.no_grad()
-    def _confusion(self, client: Client, data: Split) -> tuple[Tensor, Tensor]:
+    def _sums(self, client: Client, data: Split) -> State:
+        """The confusion matrix, the summed loss, and the sums of the method's own measures."""
         classes = self.federation.num_classes
-        confusion, loss = torch.zeros(classes * classes, dtype=torch.int64), 0.0
-        for x, y in zip(_arrange(data.x).split(EVAL_BATCH), data.y.split(EVAL_BATCH), strict=True):
-            if not len(y):
-                continue
+        zero = torch.zeros((), dtype=torch.float64)
+        sums: State = {"confusion": torch.zeros(classes, classes, dtype=torch.int64), "loss": zero}
+        for x, y in zip(pieces(_arrange(data.x), EVAL_BATCH), pieces(data.y, EVAL_BATCH), strict=True):
             scores = self.method.predict(client, x)
-            loss += float(F.cross_entropy(scores, y, reduction="sum"))
-            confusion += torch.bincount(y * classes + scores.argmax(dim=1), minlength=classes * classes)
-        return confusion.view(classes, classes), torch.tensor(loss, dtype=torch.float64)
+            pairs = torch.bincount(y * classes + scores.argmax(dim=1), minlength=classes * classes)
+            sums["confusion"] = sums["confusion"] + pairs.view(classes, classes)
+            sums["loss"] = sums["loss"] + F.cross_entropy(scores, y, reduction="sum").double()
+            for name, values in self.method.measures(client, scores, y).items():
+                sums[f"measure/{name}"] = sums.get(f"measure/{name}", zero) + values.double().sum()
+        return sums
 
 
 def _arrange(x: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def describe() -> dict[str, str]:
 def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Source:
     """Read a data set by name from data_dir (default `data`).
 
-    `npz:PATH` and `folder:PATH` read a file or folder of your own; `A+B` joins data sets as the domains of one.
+    `npz:PATH` and `folder:PATH` read a file or folder of your own; `A+B` joins data sets as domains of one.
     """
     if "+" in name and ":" not in name:
         return join([load(part, data_dir, **options) for part in name.split("+")])

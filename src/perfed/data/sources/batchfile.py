@@ -43,7 +43,7 @@ class _Made:
     value: Any = None
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """The file is not one of the publisher's."""
 
 
@@ -55,7 +55,7 @@ class _Machine:
 
     def take(self, n: int) -> bytes:
         if n < 0 or self.at + n > len(self.raw):
-            raise _Refused("it ends too early")
+            raise _RefusedError("it ends too early")
         self.at += n
         return self.raw[self.at - n : self.at]
 
@@ -65,14 +65,14 @@ class _Machine:
     def line(self) -> str:
         end = self.raw.find(b"\n", self.at)
         if end < 0:
-            raise _Refused("it ends too early")
+            raise _RefusedError("it ends too early")
         text = self.take(end - self.at)
         self.at += 1
         return text.decode("latin-1")
 
     def pop(self) -> Any:
         if not self.stack:
-            raise _Refused("it takes a value that was never made")
+            raise _RefusedError("it takes a value that was never made")
         return self.stack.pop()
 
     def pop_to_mark(self) -> list[Any]:
@@ -81,11 +81,11 @@ class _Machine:
                 items = self.stack[i + 1 :]
                 del self.stack[i:]
                 return items
-        raise _Refused("it takes a value that was never made")
+        raise _RefusedError("it takes a value that was never made")
 
     def top(self, kind: type) -> Any:
         if not self.stack or not isinstance(self.stack[-1], kind):
-            raise _Refused("its values are out of order")
+            raise _RefusedError("its values are out of order")
         return self.stack[-1]
 
     def keep(self, i: int) -> None:
@@ -93,12 +93,12 @@ class _Machine:
 
     def recall(self, i: int) -> None:
         if i not in self.memo:
-            raise _Refused("it takes a value that was never made")
+            raise _RefusedError("it takes a value that was never made")
         self.stack.append(self.memo[i])
 
     def tuple_of(self, n: int) -> None:
         if len(self.stack) < n:
-            raise _Refused("it takes a value that was never made")
+            raise _RefusedError("it takes a value that was never made")
         items = tuple(self.stack[len(self.stack) - n :])
         del self.stack[len(self.stack) - n :]
         self.stack.append(items)
@@ -106,37 +106,37 @@ class _Machine:
     def name(self) -> None:
         name = f"{self.line()}\n{self.line()}"
         if name not in _NAMES:
-            raise _Refused(f"it asks for {name.replace(chr(10), '.')[:80]!r}, which no published file does")
+            raise _RefusedError(f"it asks for {name.replace(chr(10), '.')[:80]!r}, which no published file does")
         self.stack.append(_Name(_NAMES[name]))
 
     def call(self) -> None:
         args, what = self.pop(), self.pop()
         if not isinstance(what, _Name) or not isinstance(args, tuple) or what.name == "ndarray":
-            raise _Refused("it calls something")
+            raise _RefusedError("it calls something")
         self.stack.append(_Made(what.name, args))
 
     def build(self) -> None:
         state = self.pop()
         made = self.top(_Made)
         if not isinstance(state, tuple):
-            raise _Refused("its values are out of order")
+            raise _RefusedError("its values are out of order")
         if made.name == "dtype":
             return  # byte order and alignment, without meaning for single bytes
         if len(state) != 5 or not isinstance(state[1], tuple) or not isinstance(state[4], bytes):
-            raise _Refused("its array is not described as an array")
+            raise _RefusedError("its array is not described as an array")
         _, shape, dtype, fortran, data = state
         if not isinstance(dtype, _Made) or dtype.name != "dtype" or dtype.args[:1] not in ((b"u1",), ("u1",)):
-            raise _Refused("its array is not one of unsigned bytes")
+            raise _RefusedError("its array is not one of unsigned bytes")
         if fortran or not all(isinstance(n, int) and n >= 0 for n in shape):
-            raise _Refused("its array is not laid out row by row")
+            raise _RefusedError("its array is not laid out row by row")
         if int(np.prod(shape, dtype=np.int64)) != len(data):
-            raise _Refused(f"its array of shape {shape} has {len(data)} bytes")
+            raise _RefusedError(f"its array of shape {shape} has {len(data)} bytes")
         made.value = np.frombuffer(data, np.uint8).reshape(shape)
 
     def set_items(self, items: list[Any]) -> None:
         into = self.top(dict)
         if len(items) % 2 or not all(isinstance(k, (bytes, str)) for k in items[::2]):
-            raise _Refused("its dict is not one of named values")
+            raise _RefusedError("its dict is not one of named values")
         into.update(zip(items[::2], items[1::2], strict=True))
 
     def run(self) -> Any:
@@ -177,17 +177,17 @@ class _Machine:
             if code == ord("."):
                 break
             if code not in steps:
-                raise _Refused(
+                raise _RefusedError(
                     f"it has the instruction {code:#04x} at byte {self.at - 1}, which no published file has"
                 )
             steps[code]()
         if len(self.stack) != 1 or self.at != len(self.raw):
-            raise _Refused("something is left over")
+            raise _RefusedError("something is left over")
         return self.stack[0]
 
     def _version(self, number: int) -> None:
         if number != 2:
-            raise _Refused(f"its format has version {number} instead of 2")
+            raise _RefusedError(f"its format has version {number} instead of 2")
 
     def _last_two(self) -> list[Any]:
         value, key = self.pop(), self.pop()
@@ -207,11 +207,11 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value]
     if isinstance(value, _Made):
         if value.value is None:
-            raise _Refused("its array has no contents")
+            raise _RefusedError("its array has no contents")
         return value.value
     if isinstance(value, (int, str)):
         return value
-    raise _Refused(f"it holds a {type(value).__name__}")
+    raise _RefusedError(f"it holds a {type(value).__name__}")
 
 
 def read_batch(path: Path) -> dict[str, Any]:
@@ -219,9 +219,9 @@ def read_batch(path: Path) -> dict[str, Any]:
     try:
         made = _Machine(path.read_bytes()).run()
         if not isinstance(made, dict):
-            raise _Refused("it does not hold a dict")
+            raise _RefusedError("it does not hold a dict")
         return {str(_plain(k)): _plain(v) for k, v in made.items()}
-    except _Refused as e:
+    except _RefusedError as e:
         raise DataError(f"{path} is not a published CIFAR file: {e}.", "Delete it and fetch it again.") from e
     except OSError as e:
         raise DataError(f"{path} cannot be read: {e.strerror or e}.") from e

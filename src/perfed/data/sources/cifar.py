@@ -33,14 +33,12 @@ def _binary(path: Path, column: int, columns: int) -> Pair:
     raw = np.fromfile(path, np.uint8)
     row = columns + PIXELS
     if len(raw) == 0 or len(raw) % row:
-        raise DataError(
-            f"{path} has {len(raw)} bytes, not a multiple of {row}.", "Delete it and fetch it again."
-        )
+        raise DataError(f"{path} has {len(raw)} bytes, not a multiple of {row}.", "Delete it and fetch it again.")
     rows = raw.reshape(-1, row)
     return rows[:, columns:], rows[:, column].astype(np.int64)
 
 
-def _source(
+def _source(  # noqa: PLR0917
     name: str,
     classes: tuple[str, ...],
     folder: Path,
@@ -62,9 +60,7 @@ def _source(
     )
 
 
-def _either(
-    name: str, data_dir: Path | str | None, python: str, binary: str, files: list[str]
-) -> tuple[Path, bool]:
+def _either(name: str, data_dir: Path | str | None, python: str, binary: str, files: list[str]) -> tuple[Path, bool]:
     """The folder of the release that is there, and whether it is the binary one."""
     bins = [f"{f}.bin" for f in files]
     base = Path("data" if data_dir is None else data_dir)
@@ -77,9 +73,7 @@ def _either(
 def load_cifar10(data_dir: Path | str | None = None) -> Source:
     """50,000 + 10,000 colour pictures of ten things, 32 x 32."""
     train = [f"data_batch_{k}" for k in range(1, 6)]
-    folder, binary = _either(
-        "cifar10", data_dir, "cifar-10-batches-py", "cifar-10-batches-bin", [*train, "test_batch"]
-    )
+    folder, binary = _either("cifar10", data_dir, "cifar-10-batches-py", "cifar-10-batches-bin", [*train, "test_batch"])
     if binary:
         bins = [f"{f}.bin" for f in train]
         return _source("cifar10", CIFAR10, folder, bins, "test_batch.bin", lambda p: _binary(p, 0, 1))
@@ -87,14 +81,12 @@ def load_cifar10(data_dir: Path | str | None = None) -> Source:
 
 
 def load_cifar100(data_dir: Path | str | None = None, labels: str = "fine") -> Source:
-    """50,000 + 10,000 colour pictures, 32 x 32, of 100 classes, or with `labels="coarse"` of the 20 superclasses."""
+    """50,000 + 10,000 colour pictures, 32 x 32, of 100 classes (or 20: `labels="coarse"`)."""
     if labels not in ("fine", "coarse"):
         raise ConfigError(f"The labels of CIFAR-100 cannot be {labels!r}.", "Give 'fine' or 'coarse'.")
     classes = CIFAR100 if labels == "fine" else CIFAR100_COARSE
     folder, binary = _either("cifar100", data_dir, "cifar-100-python", "cifar-100-binary", ["train", "test"])
     if binary:
         column = 1 if labels == "fine" else 0
-        return _source(
-            "cifar100", classes, folder, ["train.bin"], "test.bin", lambda p: _binary(p, column, 2)
-        )
+        return _source("cifar100", classes, folder, ["train.bin"], "test.bin", lambda p: _binary(p, column, 2))
     return _source("cifar100", classes, folder, ["train"], "test", lambda p: _python(p, f"{labels}_labels"))

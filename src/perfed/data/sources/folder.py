@@ -38,9 +38,7 @@ def _listed(base: Path) -> list[tuple[str, str, Path]]:
             "Keep all at one depth: DIR/class/image, or DIR/client/class/image.",
         )
     if not deep and not flat:
-        raise DataError(
-            f"There are no images in the folders of {base}.", f"Known: {', '.join(sorted(SUFFIXES))}."
-        )
+        raise DataError(f"There are no images in the folders of {base}.", f"Known: {', '.join(sorted(SUFFIXES))}.")
     return deep or flat
 
 
@@ -60,18 +58,16 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> npt.NDArray[np.uint
     try:
         with Image.open(path) as image:
             if image.mode.startswith("I"):  # 16 bits: keep the upper eight
-                image = Image.fromarray(
-                    (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-                )
-            plain = image.convert(mode)
+                upper = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+                plain = Image.fromarray(upper).convert(mode)
+            else:
+                plain = image.convert(mode)
     except UNREADABLE as e:
         raise _refused(path, e) from e
     return np.asarray(plain if plain.size == size else plain.resize(size, Image.Resampling.BILINEAR))
 
 
-def load_folder(
-    data_dir: Path | str | None = None, size: int | None = None, channels: int | None = None
-) -> Source:
+def load_folder(data_dir: Path | str | None = None, size: int | None = None, channels: int | None = None) -> Source:
     """Your own images: DIR/class/image, or DIR/client/class/image with one folder per client."""
     if data_dir is None or not Path(data_dir).is_dir():
         raise DataError(f"There is no image folder {data_dir}.", "Write folder:PATH.")

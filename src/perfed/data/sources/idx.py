@@ -45,17 +45,11 @@ def read_idx(path: Path, dims: int) -> Tensor:
         raise DataError(f"{path} has {len(raw)} bytes, not even a header.", cure)
     magic, *shape = struct.unpack(f">{1 + dims}I", raw[:head])
     if magic != 0x0800 + dims:
-        raise DataError(
-            f"{path} begins with {magic:#010x} instead of {0x0800 + dims:#010x}: no such idx file.", cure
-        )
+        raise DataError(f"{path} begins with {magic:#010x} instead of {0x0800 + dims:#010x}: no such idx file.", cure)
     want = int(np.prod(shape, dtype=np.int64))
     if len(raw) - head != want:
         raise DataError(f"{path} announces {want} bytes of data and has {len(raw) - head}.", cure)
-    return (
-        torch.frombuffer(bytearray(raw[head:]), dtype=torch.uint8).view(*shape)
-        if want
-        else torch.zeros(shape)
-    )
+    return torch.frombuffer(bytearray(raw[head:]), dtype=torch.uint8).view(*shape) if want else torch.zeros(shape)
 
 
 def _pair(folder: Path, images: str, labels: str) -> tuple[Tensor, Tensor]:

@@ -45,8 +45,14 @@ def load_usps(data_dir: Path | str | None = None) -> Source:
             held = read_arrays(path)
             if missing := {"x_train", "y_train", "x_test", "y_test"} - set(held):
                 raise DataError(f"{path} has no {', '.join(sorted(missing))}.")
-            x, y, x_test, y_test = (held[k] for k in ("x_train", "y_train", "x_test", "y_test"))
-            return from_tensors(x, y, x_test=x_test, y_test=y_test, classes=DIGITS, name="usps")
+            return from_tensors(
+                held["x_train"],
+                held["y_train"],
+                x_test=held["x_test"],
+                y_test=held["y_test"],
+                classes=DIGITS,
+                name="usps",
+            )
     folder = find("usps", data_dir, ("usps", "USPS", "."), ("usps.bz2", "usps.t.bz2"), PAGE)
     x, y = read_libsvm(folder / "usps.bz2")
     x_test, y_test = read_libsvm(folder / "usps.t.bz2")

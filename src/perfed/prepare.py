@@ -1,0 +1,140 @@
+"""From a configuration to what a run is made of: the federation, the network with its first weights, the method."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from perfed import hyperparameters, nets, rundir
+from perfed.config import GIVEN, Config
+from perfed.core import rng
+from perfed.core.method import Method
+from perfed.core.state import from_bytes, to_bytes
+from perfed.data import Federation, Source, federate
+from perfed.data import load as load_data
+from perfed.data.federate import DEFAULT_CLIENTS
+from perfed.engine.rounds import Settings, Simulation, Watcher
+from perfed.errors import ConfigError, NetError, StoreError
+from perfed.nets import Net
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything a run needs, and its configuration with every default filled in."""
+
+    config: Config
+    federation: Federation
+    net: Net
+    method: Method
+
+    @property
+    def settings(self) -> Settings:
+        """The engine's part of the configuration."""
+        names = [field.name for field in dataclasses.fields(Settings)]
+        return Settings(**{name: getattr(self.config, name) for name in names})
+
+    def simulation(self, directory: Path, watch: Watcher | None = None, workers: int = 1) -> Simulation:
+        """The run in this directory, from where it stands."""
+        net = first_weights(self.config, self.net, self.method)
+        return Simulation(
+            self.federation, net, self.method, self.settings, directory=directory, workers=workers, watch=watch
+        )
+
+    def keep_initial(self, directory: Path) -> None:
+        """Save the first weights of a network that was given in Python, so that the run can be resumed."""
+        if self.config.net["name"].startswith(GIVEN):
+            rundir.write(directory / rundir.INITIAL, to_bytes(self.net.module.state_dict()))
+
+
+def prepare(
+    config: Config,
+    *,
+    data: Source | Federation | None = None,
+    net: Net | None = None,
+    method: Method | None = None,
+    directory: Path | None = None,
+) -> Prepared:
+    """Make what the configuration names; objects given here take the place of names that begin with `python:`."""
+    if method is None:
+        name, settings = config.method["name"], {k: v for k, v in config.method.items() if k != "name"}
+        _refuse_given("method", name)
+        method = hyperparameters.check(name, settings)
+    if net is None:
+        _refuse_given("net", config.net["name"])
+    config, federation = _federation(config, data)
+    if net is None:
+        options = {key: value for key, value in config.net.items() if key != "name"}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.derive(config.seed, "init"))
+            net = nets.build(config.net["name"], federation.input_shape, federation.num_classes, **options)
+    else:
+        net = _own(net, federation, directory)
+    return Prepared(config, federation, net, method)
+
+
+def first_weights(config: Config, net: Net, method: Method) -> Net:
+    """The network that the method makes of a copy of this one; what it adds is drawn from the run's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.derive(config.seed, "build"))
+        return method.build(net.clone())
+
+
+def _federation(config: Config, data: Source | Federation | None) -> tuple[Config, Federation]:
+    if isinstance(data, Federation):
+        return config.changed(clients=data.num_clients, unseen=len(data.unseen)), data
+    if data is None:
+        name, options = config.data["name"], {k: v for k, v in config.data.items() if k != "name"}
+        _refuse_given("data", name)
+        data = load_data(name, config.data_dir, **options)
+    split, clients = config.split, config.clients
+    if config.assignment:
+        split = f"file:{config.assignment}"
+    elif split is None:
+        split = "classes:2" if data.domain is None else "domain"
+    if clients is None and not split.startswith(("domain", "file")):
+        clients = DEFAULT_CLIENTS
+    name = config.net["name"]
+    federation = federate(
+        data,
+        data_dir=config.data_dir,
+        clients=clients,
+        split=split,
+        test=config.test,
+        test_fraction=config.test_fraction,
+        val_fraction=config.val_fraction,
+        seed=config.seed,
+        shift=config.shift,
+        unseen=config.unseen,
+        external=config.external,
+        min_size=None if name.startswith(GIVEN) else nets.min_size(name),
+    )
+    return config.changed(split=split, clients=federation.num_clients), federation
+
+
+def _own(net: Net, federation: Federation, directory: Path | None) -> Net:
+    """A user's network: a copy, tried on the data's shape, with the first weights that the run began with."""
+    if net.num_classes != federation.num_classes:
+        raise NetError(
+            f"The network tells {net.num_classes} classes apart, the data has {federation.num_classes}.",
+            f"Give its head {federation.num_classes} outputs.",
+        )
+    net = net.clone()
+    net.probe(federation.input_shape)
+    kept = directory / rundir.INITIAL if directory else None
+    if kept and kept.is_file():
+        state, _ = from_bytes(kept.read_bytes())
+        try:
+            net.module.load_state_dict(state)
+        except RuntimeError as error:
+            raise StoreError(f"The run began with another network: {error}.", "Give the same one.") from None
+    return net
+
+
+def _refuse_given(key: str, name: str) -> None:
+    if name.startswith(GIVEN):
+        raise ConfigError(
+            f"{key} = {name!r} was given as an object in Python.", f"Give it again: perfed.resume(DIR, {key}=...)."
+        )

@@ -1,0 +1,98 @@
+"""The directory of a run: which files it has, how they are written, and whether it may be written to."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from perfed.errors import StoreError
+
+CONFIG = "config.toml"
+RESULT = "result.json"
+COMPARE = "compare.toml"
+INITIAL = "initial.safetensors"
+PARTITION = "partition.png"
+CURVES = "curves.png"
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a run was begun here."""
+    return (directory / CONFIG).is_file()
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether a run was ended here."""
+    return (directory / RESULT).is_file()
+
+
+def is_comparison(directory: Path) -> bool:
+    """Whether a comparison was begun here."""
+    return (directory / COMPARE).is_file()
+
+
+def require(directory: Path) -> None:
+    """Refuse a place that is no run."""
+    if not is_run(directory):
+        raise StoreError(f"There is no run in {directory}.", f"Name a directory that has a {CONFIG}.")
+
+
+def claim(directory: Path, config: str) -> None:
+    """Begin a run here by writing its configuration; refuse a place that another run has."""
+    taken = [name for name in (CONFIG, RESULT, COMPARE, "run.db") if (directory / name).exists()]
+    if taken:
+        raise StoreError(f"{directory} already holds a run.", f"Continue it with 'perfed resume {directory}', or give another --out.")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write(directory / CONFIG, config.encode(), new=True)
+    except FileExistsError:
+        raise StoreError(f"{directory} was just taken by another run.", "Give another --out.") from None
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be written: {error}.", "Give another --out.") from None
+
+
+def write(path: Path, content: bytes, *, new: bool = False) -> None:
+    """Write a file so that it is there whole or not at all; with `new`, only where none is."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            os.link(temporary, path)
+        else:
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain values as JSON; what is not a number becomes null."""
+    write(path, (json.dumps(_finite(value), indent=1, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file, or say that it is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path} cannot be read: {error}.", "Delete it and resume the run to make it again.") from None
+    if not isinstance(found, dict):
+        raise StoreError(f"{path} is not a result.", "Delete it and resume the run to make it again.")
+    return found
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
