@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from perfed import nets
 from perfed.core import registry
@@ -27,9 +29,31 @@ def digits() -> Federation:
 
 def small_net(federation: Federation, name: str = "mlp", seed: int = 0, **options: Any) -> Net:
     """A network with the same first weights for the same seed."""
+    if name == "batchnorm":
+        return batchnorm_net(federation, seed)
     torch.manual_seed(seed)
     options = options or ({"hidden": [16, 12]} if name == "mlp" else {})
     return nets.build(name, federation.input_shape, federation.num_classes, **options)
+
+
+def batchnorm_net(federation: Federation, seed: int = 0) -> Net:
+    """A convolution and a linear layer, each with a BatchNorm that is called otherwise, and a head."""
+    channels, height, width = federation.input_shape
+    torch.manual_seed(seed)
+    module = nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv2d(channels, 4, 3),
+            scale=nn.BatchNorm2d(4),
+            relu1=nn.ReLU(),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(4 * (height - 2) * (width - 2), 12),
+            shift=nn.BatchNorm1d(12),
+            relu2=nn.ReLU(),
+            head=nn.Linear(12, federation.num_classes),
+        )
+    )
+    layers = {"conv": ["conv", "scale"], "fc": ["fc", "shift"], "head": ["head"]}
+    return Net(module, layers, federation.input_shape, federation.num_classes)
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfed.comparison import Comparison, compare
+    from pathlib import Path
+
+    from perfed.comparison import compare
     from perfed.config import Config
     from perfed.core.method import Method
     from perfed.core.registry import register
     from perfed.data import Federation, Source, federate, from_tensors
     from perfed.errors import PerfedError
     from perfed.experiment import resume, run
+    from perfed.leaderboard import Comparison
     from perfed.nets import Net, wrap
     from perfed.result import Result
 
@@ -36,7 +39,7 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Comparison": "comparison",
+    "Comparison": "leaderboard",
     "Config": "config",
     "Federation": "data",
     "Method": "core.method",
@@ -54,7 +57,7 @@ _WHERE = {
 }
 
 
-def load(directory: str) -> Result:
+def load(directory: str | Path) -> Result:
     """The result of a finished run, from its directory."""
     from perfed.result import Result
 

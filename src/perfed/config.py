@@ -30,15 +30,15 @@ class Config(BaseModel):
 
     method: Choice = Field({"name": "fedavg"}, description="the method; hyper-parameters by --set method.NAME=VALUE")
     data: Choice = Field({"name": "digits"}, description="a data set's name, folder:PATH, npz:PATH or A+B")
-    data_dir: str | None = Field(None, description="where data sets are kept [default: data]")
+    data_dir: str | None = Field(None, description="where data sets are kept (default: data)")
     split: str | None = Field(
-        None, description="iid, classes:S, dirichlet:A, lognormal:S, domain, file:PATH [default: classes:2, or domain]"
+        None, description="iid, classes:S, dirichlet:A, lognormal:S, domain, file:PATH (default: classes:2, or domain)"
     )
     clients: Annotated[int, Field(ge=1, le=10**7)] | None = Field(
-        None, description="how many clients [default: 20, or one per domain]"
+        None, description="how many clients (default: 20, or one per domain)"
     )
     test: Literal["pooled", "published"] = Field("pooled", description="test data: pooled and split, or published")
-    test_fraction: Share = Field(0.25, description="test share of every client with --test pooled")
+    test_fraction: Share = Field(0.25, description="test share of every client with test = pooled")
     val_fraction: float = Field(0.1, ge=0, lt=1, description="share of the training part kept for validation")
     shift: str | None = Field(None, description="what sets clients apart, e.g. rotation")
     unseen: int = Field(0, ge=0, description="clients that never train and join at the end")
@@ -51,7 +51,7 @@ class Config(BaseModel):
     eval_every: int = Field(0, ge=0, description="rounds between evaluations; 0 makes about ten of them")
     last_k: int = Field(1, ge=1, description="how many last rounds are averaged as local.last")
     adapt: Literal["final", "always", "never"] = Field("final", description="when clients adapt before scoring")
-    new: bool | None = Field(None, description="measure New, all clients' vote [default: if it is cheap]")
+    new: bool | None = Field(None, description="measure New, all clients' vote (default: if it is cheap)")
     workers: int = Field(1, ge=1, le=1024, description="processes that compute")
     out: str | None = Field(None, description="directory of the run")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from perfed import hyperparameters, rundir
 from perfed import config as configuration
+from perfed import hyperparameters, rundir
 from perfed.config import GIVEN, Config
 from perfed.core.method import Method
 from perfed.core.registry import methods as registered
@@ -46,7 +46,9 @@ def run(
     return begin(prepare(config, **objects), watch=watch)
 
 
-def resume(directory: Path | str, *, watch: Watcher | None = None, workers: int | None = None, **objects: Any) -> Result:
+def resume(
+    directory: Path | str, *, watch: Watcher | None = None, workers: int | None = None, **objects: Any
+) -> Result:
     """Continue the run in a directory to its end; nothing is computed if it is already there.
 
     `data`, `net` and `method` are needed where the run was given objects instead of names; `data_dir` if it moved.
@@ -54,7 +56,9 @@ def resume(directory: Path | str, *, watch: Watcher | None = None, workers: int 
     place = Path(directory)
     rundir.require(place)
     config = configuration.load(place / rundir.CONFIG)
-    words = {key: objects.pop(key) for key in ("data_dir",) if objects.get(key)} | ({"workers": workers} if workers else {})
+    words = {key: objects.pop(key) for key in ("data_dir",) if objects.get(key)} | (
+        {"workers": workers} if workers else {}
+    )
     config = config.changed(**words) if words else config
     if rundir.is_finished(place) and not objects:
         return Result.load(place)
@@ -88,16 +92,16 @@ def finish(prepared: Prepared, directory: Path, *, watch: Watcher | None = None)
     return result
 
 
-def describe(
-    method: Algorithm, data: Data, net: Network, words: Mapping[str, Any]
-) -> tuple[Config, dict[str, Any]]:
+def describe(method: Algorithm, data: Data, net: Network, words: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     """The configuration of a call, and the objects among its arguments."""
     objects: dict[str, Any] = {}
     named: dict[str, Any] = {"method": method, "data": str(data) if isinstance(data, Path) else data, "net": net}
     if isinstance(data, Source | Federation):
         named["data"], objects["data"] = GIVEN + getattr(data, "name", "federation"), data
     if isinstance(data, Federation) and (useless := [key for key in DIVISION if key in words]):
-        raise ConfigError(f"{useless[0]} = {words[useless[0]]!r} has no effect: the data is already divided.", "Leave it out.")
+        raise ConfigError(
+            f"{useless[0]} = {words[useless[0]]!r} has no effect: the data is already divided.", "Leave it out."
+        )
     if isinstance(net, Net):
         named["net"], objects["net"] = GIVEN + type(net.module).__name__, net
     elif isinstance(net, nn.Module):

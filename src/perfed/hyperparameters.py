@@ -1,4 +1,4 @@
-"""A method's hyper-parameters as a user sees them: names, types, defaults, what they mean, and which values are accepted."""
+"""A method's hyper-parameters as a user sees them: names, types, defaults, meanings, and which values are accepted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def listing(cls: type[Method]) -> list[HyperParameter]:
     own = set(vars(cls).get("__annotations__", {}))
     fields = sorted(dataclasses.fields(cls), key=lambda field: field.name not in own)
     return [
-        HyperParameter(f.name, accepted(hints.get(f.name, Any)), plain(_default(f)), meanings.get(f.name, "")) for f in fields
+        HyperParameter(f.name, accepted(hints.get(f.name, Any)), plain(_default(f)), meanings.get(f.name, ""))
+        for f in fields
     ]
 
 
@@ -72,10 +73,12 @@ def table(method: Method) -> dict[str, Any]:
 
 
 def fitting(key: str, value: Any, hint: Any) -> Any:
-    """The value as the type wants it; whole numbers pass for numbers, lists for tuples, and nothing else is converted."""
+    """The value as the type wants it; whole numbers pass for numbers and lists for tuples, no more."""
     if value == NONE and type(None) in typing.get_args(_bare(hint)):
         return None
-    config = None if dataclasses.is_dataclass(_bare(hint)) else ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+    config = (
+        None if dataclasses.is_dataclass(_bare(hint)) else ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True)
+    )
     try:
         return TypeAdapter(hint, config=config).validate_json(json.dumps(value, default=_item), strict=True)
     except ValidationError as error:

@@ -56,15 +56,22 @@ def prepare(
     net: Net | None = None,
     method: Method | None = None,
     directory: Path | None = None,
+    alike: Prepared | None = None,
 ) -> Prepared:
-    """Make what the configuration names; objects given here take the place of names that begin with `python:`."""
+    """Make what the configuration names; objects given here take the place of names that begin with `python:`.
+
+    A run prepared before from the same words for its data, `alike`, lends its federation.
+    """
     if method is None:
         name, settings = config.method["name"], {k: v for k, v in config.method.items() if k != "name"}
         _refuse_given("method", name)
         method = hyperparameters.check(name, settings)
     if net is None:
         _refuse_given("net", config.net["name"])
-    config, federation = _federation(config, data)
+    if alike is None:
+        config, federation = _federation(config, data)
+    else:
+        config, federation = config.changed(**_division(alike.config)), alike.federation
     if net is None:
         options = {key: value for key, value in config.net.items() if key != "name"}
         with torch.random.fork_rng(devices=[]):
@@ -80,6 +87,11 @@ def first_weights(config: Config, net: Net, method: Method) -> Net:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.derive(config.seed, "build"))
         return method.build(net.clone())
+
+
+def _division(config: Config) -> dict[str, int | str | None]:
+    """The words that are filled in when the data is divided."""
+    return {"split": config.split, "clients": config.clients, "unseen": config.unseen}
 
 
 def _federation(config: Config, data: Source | Federation | None) -> tuple[Config, Federation]:

@@ -105,7 +105,7 @@ class Result:
             return Personal(found).eval()
 
     def predict(self, client: int, x: Tensor) -> Tensor:
-        """A client's class probabilities for images: uint8 of any size, or float in [-1, 1] as the network takes them."""
+        """A client's class probabilities for images: uint8, or float in [-1, 1] as the network takes them."""
         with self.scored(client) as found, one_thread():
             shape = self.made().federation.input_shape
             ready = images.normalise(images.fit(x, shape)) if x.dtype == torch.uint8 else x

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from perfed.errors import StoreError
 CONFIG = "config.toml"
 RESULT = "result.json"
 COMPARE = "compare.toml"
+DATABASE = "run.db"
 INITIAL = "initial.safetensors"
 PARTITION = "partition.png"
 CURVES = "curves.png"
@@ -39,11 +42,27 @@ def require(directory: Path) -> None:
         raise StoreError(f"There is no run in {directory}.", f"Name a directory that has a {CONFIG}.")
 
 
+def refuse_taken(directory: Path) -> None:
+    """Refuse a place that a run or a comparison has."""
+    if any((directory / name).exists() for name in (CONFIG, RESULT, COMPARE, DATABASE)):
+        raise StoreError(
+            f"{directory} already holds a run.",
+            f"Continue it with 'perfed resume {directory}', or give another --out.",
+        )
+
+
+def committed(directory: Path) -> int:
+    """The last round that is safe on disk."""
+    try:
+        with closing(sqlite3.connect(f"file:{directory / DATABASE}?mode=ro", uri=True)) as database:
+            return int(database.execute("select coalesce(max(t), 0) from rounds").fetchone()[0])
+    except sqlite3.Error:
+        return 0
+
+
 def claim(directory: Path, config: str) -> None:
     """Begin a run here by writing its configuration; refuse a place that another run has."""
-    taken = [name for name in (CONFIG, RESULT, COMPARE, "run.db") if (directory / name).exists()]
-    if taken:
-        raise StoreError(f"{directory} already holds a run.", f"Continue it with 'perfed resume {directory}', or give another --out.")
+    refuse_taken(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write(directory / CONFIG, config.encode(), new=True)
@@ -76,7 +95,7 @@ def write(path: Path, content: bytes, *, new: bool = False) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write plain values as JSON; what is not a number becomes null."""
-    write(path, (json.dumps(_finite(value), indent=1, allow_nan=False) + "\n").encode())
+    write(path, (json.dumps(finite(value), indent=1, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -90,9 +109,10 @@ def read_json(path: Path) -> Any:
     return found
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Plain values with None for what is not a number, as JSON has it."""
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,14 +14,35 @@ class Row:
     net: str = "mlp"
     private: bool = True
     travels: bool = True
+    secret: bool = True
+    """whether what is kept is never sent; a variate's first change is the variate, a teacher is what was sent before"""
+    predicts: bool = True
+    """whether what is kept, if anything, reaches the prediction"""
 
 
 ROWS: dict[str, Row] = {
+    "anti": Row({"unfreeze": (0, 2), "finetune_epochs": 2}, private=False),
+    "apfl": Row(),
+    "cd2pfed": Row(),
+    "ditto": Row(),
     "fedavg": Row(private=False),
     "fedavg+ft": Row({"finetune_epochs": 2}, private=False),
     "fedbabu": Row({"finetune_epochs": 2}, private=False),
+    "fedbn": Row(net="batchnorm"),
+    "fedbsd": Row({"head_epochs": 2}),
+    "fedem": Row({"M": 2}),
+    "fedpac": Row(private=False),
     "fedper": Row(),
+    "fedprox": Row(private=False),
     "fedrep": Row({"head_epochs": 2}),
+    "fedrod": Row(),
+    "l2gd": Row(),
     "lgfedavg": Row(),
     "local": Row(travels=False),
+    "perfedavg": Row(private=False),
+    "pfedme": Row(),
+    "pfedsd": Row(secret=False),
+    "pse": Row({"batch_size": 50}, net="conv3attn"),
+    "scaffold": Row(secret=False, predicts=False),
+    "vanilla": Row({"unfreeze": (0, 2), "finetune_epochs": 2}, private=False),
 }

@@ -106,7 +106,7 @@ def test_private_tensors_never_appear_in_an_update(name: str, digits: Federation
             both = _as_mask(private[part], tensor) & _as_mask(travels[part], tensor)
             assert not bool(both.any()), f"{part} is private and travels"
         kept = [value for value in reply.private.values() if value.numel() > 8]
-        for value in kept:
+        for value in kept if row.secret else ():
             assert not any(_same(value, sent) for sent in reply.state.values())
 
 
@@ -146,7 +146,7 @@ def test_what_predicts_is_the_personal_state(name: str, digits: Federation) -> N
     for task, reply in final:
         again = simulation.worker.run(task)
         assert _equal(again.state, reply.state), "scoring the same client twice differs"
-        if row.private:
+        if row.private and row.predicts:
             noise = torch.Generator().manual_seed(1)
             changed = {k: _shake(v, noise) for k, v in task.private.items()}
             other = simulation.worker.run(dataclasses.replace(task, private=changed))

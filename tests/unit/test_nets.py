@@ -72,6 +72,11 @@ def test_resnet32_has_a_layer_per_block():
     assert net.layer_of("block6.shortcut.0.weight") == "block6"
 
 
+def test_resnet_stages_of_equal_width_still_line_up():
+    net = nets.build("resnet18", (1, 16, 16), 3, width=0.01)
+    assert net(torch.rand(2, 1, 16, 16)).shape == (2, 3)
+
+
 @pytest.mark.parametrize("name", nets.names())
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_cut_gives_the_whole_forward_pass(name, channels):
@@ -84,7 +89,7 @@ def test_every_cut_gives_the_whole_forward_pass(name, channels):
         for k in range(len(net.layers) + 1):
             torch.testing.assert_close(net.run_suffix(net.run_prefix(x, k), k), whole, rtol=0, atol=0)
         features = net.features(x)
-        assert features.ndim == 2
+        assert features.ndim == (4 if name == "conv3attn" else 2)
         torch.testing.assert_close(net.module.get_submodule(net.head_path)(features), whole, rtol=0, atol=0)
         torch.testing.assert_close(features, net.run_prefix(x, len(net.body)), rtol=0, atol=0)
 
@@ -178,19 +183,22 @@ def test_attention_is_the_papers_formula():
     assert not torch.allclose(block(q_from), out)
 
 
-def test_attention_can_swap_queries_inside_the_network():
+def test_the_attention_networks_head_is_its_whole_classifier():
     net = small("conv3attn")
-    k = net.layers.index("attention")
-    assert net.names("attention") == {
-        f"attention.{n}" for n in ("query.weight", "key.weight", "value.weight", "position")
+    assert net.layers == ("conv1", "conv2", "conv3", "classifier")
+    weights = ("attention.query", "attention.key", "attention.value", "fc1", "fc2")
+    biases = ("fc1", "fc2")
+    assert net.names("classifier") == {f"classifier.{n}.weight" for n in weights} | {
+        f"classifier.{n}.bias" for n in biases
     }
     x = torch.rand(2, *net.input_shape)
-    maps = net.run_prefix(x, k)
-    attention = net.module.get_submodule("attention")
-    assert torch.equal(net.run_suffix(attention(maps, maps), k + 1), net(x))
-    assert attention.position.shape == maps.shape[1:]
-    plain = nets.build("conv3attn", (3, 16, 16), 7, position=False)
-    assert "attention.position" not in plain.module.state_dict()
+    maps = net.features(x)
+    classifier = net.module.get_submodule(net.head_path)
+    assert torch.equal(classifier[1:](classifier[0](maps, maps)), net(x)), "queries can be taken from elsewhere"
+    placed = nets.build("conv3attn", (3, 16, 16), 7, position=True).module.get_submodule("classifier.attention")
+    assert placed.position.shape == maps.shape[1:]
+    placed.set_position(False)
+    assert "position" not in placed.state_dict()
 
 
 def test_mlp_takes_vectors_and_any_depth():

@@ -121,10 +121,13 @@ def test_a_view_of_the_heads_output_is_still_the_heads_output():
 def test_a_head_that_runs_twice_is_never_cut():
     class Twice(Custom):
         def forward(self, x):
-            super().forward(x)
-            return super().forward(x)
+            first, second = super().forward(x), super().forward(1 - x)
+            return second if self.second else first
 
-    assert nets.wrap(Twice(), "fc", SHAPE).cut({"fc"}) == 0
+    for second in (False, True):
+        model = Twice()
+        model.second = second
+        assert nets.wrap(model, "fc", SHAPE).cut({"fc"}) == 0
 
 
 def test_a_nested_head_leaves_a_layer_of_the_rest_before_it():
@@ -173,10 +176,11 @@ def test_a_sequential_is_cut_before_every_layer():
 def test_a_sequential_with_a_forward_of_its_own_is_not_taken_apart():
     class Reversed(nn.Sequential):
         def forward(self, x):
-            return self[1](self[0](x)).flip(1)
+            return super().forward(x).flip(1)
 
-    net = nets.wrap(Reversed(nn.Flatten(), nn.Linear(36, 3)), "1", SHAPE)
-    assert net.cut({"1"}) == 0
+    net = nets.wrap(Reversed(nn.Flatten(), nn.Linear(36, 5), nn.Linear(5, 3)), "2", SHAPE)
+    assert net.layers == ("1", "2")
+    assert net.cut({"2"}) == 0
 
 
 def test_probing_leaves_no_trace():
@@ -223,6 +227,9 @@ def test_batchnorm_is_found_by_type_under_any_name():
     kept = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
     tracked = {"track.running_mean", "track.running_var", "track.num_batches_tracked"}
     assert net.batchnorm_names == {f"right.normalise.{name}" for name in kept} | tracked
+    norm = nn.BatchNorm1d(36)
+    twice = nn.Sequential(nn.Flatten(), nn.ModuleDict({"a": norm, "b": norm}), nn.Linear(36, 3))
+    assert len(nets.wrap(twice, "2").batchnorm_names) == 10
     model = nn.Sequential(nn.Flatten(), nn.LayerNorm(36), nn.Linear(36, 3))
     model[2].bn = nn.Parameter(torch.zeros(1))
     assert nets.wrap(model, "2").batchnorm_names == frozenset()
@@ -233,6 +240,14 @@ def test_randomness_is_found_by_type_and_by_trial():
     assert not nets.wrap(Nested(), "classifier.3").stochastic(0)
     assert nets.wrap(Custom(drop=0.5), "fc", SHAPE).stochastic(3)  # F.dropout: no module to see
     assert not nets.wrap(Custom(), "fc", SHAPE).stochastic(3)
+
+    class Hazy(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + torch.rand_like(x)
+
+    hazy = nets.wrap(nn.Sequential(nn.Flatten(), Hazy(36, 36), nn.Linear(36, 3)), "2", SHAPE)
+    assert hazy.stochastic(1)
+    assert hazy.with_head(nn.Linear(36, 3)).stochastic(1)
     assert not nets.wrap(nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(36, 3)), "2").stochastic(1)
 
 

@@ -34,6 +34,12 @@ class Meter:
     param_batches: int = 0
     prefix_samples: int = 0
 
+    def count(self, samples: int, trainable: int, steps: int = 1) -> None:
+        """Enter steps that each see this many samples and move this many parameters."""
+        self.samples += samples * steps
+        self.batches += steps
+        self.param_batches += trainable * steps
+
 
 @dataclass
 class Update:

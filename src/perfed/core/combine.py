@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -35,3 +35,8 @@ def merge(state: Mapping[str, Tensor], which: Mapping[str, Selection], values: M
             merged[name] = merged[name].clone()
             merged[name][chosen] = value
     return merged
+
+
+def stride(old: Mapping[str, Tensor], new: Mapping[str, Tensor], rate: float, names: Collection[str]) -> State:
+    """The new state, but old + rate * (new - old) for these names: a server's own step size; 1 changes nothing."""
+    return {name: torch.lerp(old[name], tensor, rate) if name in names else tensor for name, tensor in new.items()}

@@ -28,6 +28,7 @@ class Phase:
     lr: float | None = None
     loss: Loss | None = None
     after_epoch: Callable[[Client], None] | None = None
+    after_step: Callable[[Client], None] | None = None
     reuse: bool = True
     """Whether the loss is content with the frozen layers' stored output in place of the images."""
 
@@ -101,9 +102,7 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
             continue
         parameters = set_trainable(net, phase.trains)
         step = optimiser.over(parameters, phase.lr)
-        cut = net.cut(phase.trains) if phase.reuse else 0
-        if net.stochastic(cut):
-            cut = 0
+        cut = net.reusable(phase.trains) if phase.reuse else 0
         x = data.x
         if cut:
             x = frozen_output(net, x, cut)
@@ -116,8 +115,8 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
                 step.zero_grad(set_to_none=True)
                 objective(client, Batch(x[index], data.y[index], index, cut)).backward()  # type: ignore[no-untyped-call]
                 step.step()
-                client.meter.samples += len(index)
-                client.meter.batches += 1
-                client.meter.param_batches += trainable
+                if phase.after_step:
+                    phase.after_step(client)
+                client.meter.count(len(index), trainable)
             if phase.after_epoch:
                 phase.after_epoch(client)

@@ -50,6 +50,13 @@ class Server:
     num_clients: int
     seed: int = 0
     slots: Slots = field(default_factory=Slots)
+    unseen: int = 0
+    """how many of the clients never take part"""
+
+    @property
+    def participants(self) -> int:
+        """How many clients may be asked to take part."""
+        return self.num_clients - self.unseen
 
     def generator(self, purpose: str, round: Round) -> torch.Generator:
         """Random numbers for one purpose of the server in a round."""

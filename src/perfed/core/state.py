@@ -47,7 +47,10 @@ def union(a: Selection, b: Selection) -> Selection:
 
 def complement(which: Selection) -> Selection:
     """The elements that the selection does not mean."""
-    return not which if isinstance(which, bool) else ~which
+    if isinstance(which, bool):
+        return not which
+    distinct = which[tuple(slice(0, 1) if step == 0 else slice(None) for step in which.stride())]
+    return (~distinct).expand(which.shape)  # a mask of whole channels stays as small as it is
 
 
 def under(prefix: str, state: Mapping[str, Tensor]) -> State:

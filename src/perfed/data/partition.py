@@ -135,12 +135,13 @@ def dirichlet(y: Ints, clients: int, alpha: float, rng: np.random.Generator, lea
     floor = max(least, min(FLOOR, len(y) // clients // 2))
     members = [np.flatnonzero(y == c) for c in np.unique(y)]
     owner = np.empty(len(y), np.int64)
-    for _ in range(max(1, min(1000, DRAWS // (clients * len(members))))):
+    for _ in range(max(1, min(300, DRAWS // (clients * len(members))))):
         sizes = np.zeros(clients, np.int64)
         for mine in members:
-            p = rng.dirichlet(np.full(clients, alpha)) * (sizes < len(y) / clients)
-            if not p.sum() > 0:
-                p = (sizes < len(y) / clients).astype(np.float64)
+            below = sizes < len(y) / clients
+            p = rng.dirichlet(np.full(clients, alpha)) * below
+            if not p.sum() > 0:  # all of the class fell to clients that have their share
+                p[below] = rng.dirichlet(np.full(int(below.sum()), alpha))
             cuts = np.floor(np.cumsum(p / p.sum()) * len(mine) + 1e-9).astype(np.int64)
             cuts[-1] = len(mine)
             counts = np.diff(cuts, prepend=0)

@@ -100,16 +100,18 @@ class Flops:
 
     def __init__(self, worker: Worker) -> None:
         self.source = worker
+        self.rehearsed: dict[Hashable, Meter] = {}
+        """what the rehearsal of each stage counted"""
         self._per_sample: dict[Hashable, float] = {}
 
     def of(self, client: int, t: int) -> int:
         """FLOPs of this client's round t."""
         stage = self.source.method.stage(Round(t, self.source.rounds))
         if stage not in self._per_sample:
-            self._per_sample[stage] = self._count(client, t)
+            self._per_sample[stage], self.rehearsed[stage] = self._count(client, t)
         return round(self._per_sample[stage] * self.source.federation.size(client))
 
-    def _count(self, client: int, t: int) -> float:
+    def _count(self, client: int, t: int) -> tuple[float, Meter]:
         origin = self.source
         worker = Worker(origin.federation, origin.net.clone(), origin.method, origin.rounds, origin.seed)
         probe = worker.client(Task("train", client, t, 0, dict(worker.plan.initial), {}))
@@ -119,7 +121,7 @@ class Flops:
         probe.data.train = probe.data.val = few
         with one_thread(), FlopCounterMode(display=False) as counter:
             _rehearse(worker, probe)
-        return float(counter.get_total_flops()) / len(few)
+        return float(counter.get_total_flops()) / len(few), probe.meter
 
 
 def _rehearse(worker: Worker, client: Client) -> None:

@@ -116,7 +116,7 @@ class Simulation:
         self._metrics: dict[str, float] = {}
         server = self._restore()
         slots = Slots(self.store.slot, self.store.slots)
-        self.server = Server(server, self.plan, federation.num_clients, settings.seed, slots)
+        self.server = Server(server, self.plan, federation.num_clients, settings.seed, slots, len(federation.unseen))
         self.executor = executor(self.worker) if executor else executors.make(self.worker, workers)
 
     def run(self, stop_after: int | None = None) -> Outcome | None:

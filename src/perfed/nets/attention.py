@@ -22,21 +22,22 @@ from perfed.errors import NetError
 class CrossAttention(nn.Module):
     """Queries from one feature map, keys and values from another; from the same one it is self-attention."""
 
-    def __init__(
-        self, channels: int, height: int, width: int, *, heads: int = 4, position: bool = True
-    ) -> None:
+    def __init__(self, channels: int, height: int, width: int, *, heads: int = 4, position: bool = True) -> None:
         """For maps of this shape; `position=False` leaves out the term Q P^T, and P itself."""
         super().__init__()
         if channels % heads:
             raise NetError(f"{channels} channels cannot be divided among {heads} attention heads.")
-        self.heads = heads
+        self.heads, self.shape = heads, (channels, height, width)
         self.query = nn.Conv2d(channels, channels, 1, bias=False)
         self.key = nn.Conv2d(channels, channels, 1, bias=False)
         self.value = nn.Conv2d(channels, channels, 1, bias=False)
         self.position: nn.Parameter | None
         self.register_parameter("position", None)
-        if position:
-            self.position = nn.Parameter(0.02 * torch.randn(channels, height, width))
+        self.set_position(position)
+
+    def set_position(self, present: bool) -> None:
+        """Give the block a new position P, or take it away."""
+        self.position = nn.Parameter(0.02 * torch.randn(self.shape)) if present else None
 
     def forward(self, q_from: Tensor, kv_from: Tensor | None = None) -> Tensor:
         """Attend from `q_from` to `kv_from` (to itself if not given); the result has the map's shape."""

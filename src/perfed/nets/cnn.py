@@ -9,8 +9,8 @@ less the padding.
 `cifarnet` has two convolutions and three linear layers, which is all that FedBSD (P. Wang et al.,
 Personalized federated learning via backbone self-distillation, ACM Multimedia Asia 2023) says of its CIFAR
 network. The widths (64, 64; 120, 64) are those of L. Collins et al., Exploiting shared representations for
-personalized federated learning (FedRep), ICML 2021, whose setting FedBSD follows. FedRep's CIFAR-100
-network is channels = [64, 128], hidden = [256, 128], dropout = 0.6.
+personalized federated learning (FedRep), ICML 2021, whose setting FedBSD follows. The wider one
+commonly used with it for CIFAR-100 is channels = [64, 128], hidden = [256, 128], dropout = 0.6.
 """
 
 from __future__ import annotations

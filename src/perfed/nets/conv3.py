@@ -5,11 +5,14 @@ convolutions are the extractor, the rest the classifier. The paper gives the cha
 max pooling, flatten, two linear layers) and the four heads; kernel size, the pooling after the first two
 convolutions and the linear width are not in it and are chosen here.
 
-Pooling and flatten that follow the attention belong to the layer "fc1", so that the attention's output,
-made with queries from elsewhere, can go on with `run_suffix(output, k)` where k is the index of "fc1".
+In `conv3attn` the whole classifier is one layer, the head: an `nn.Sequential` that begins with the attention
+block. So every method that parts a body from a head parts the extractor from the classifier, as the paper
+does, and the head receives the last convolution's feature map.
 """
 
 from __future__ import annotations
+
+from collections import OrderedDict
 
 from pydantic import PositiveInt
 from torch import nn
@@ -33,18 +36,15 @@ def conv3attn(
     *,
     hidden: PositiveInt = 256,
     heads: PositiveInt = 4,
-    position: bool = True,
+    position: bool = False,
 ) -> Net:
-    """The extractor, one attention block (`position` switches its position term), two linear layers."""
-    extractor = _extractor(input_shape[0])
+    """The extractor and the classifier: one attention block (`position` adds its position term), two linear layers."""
     rows, columns = after(input_shape[1:], (0, 2), (0, 2))
-    attention = CrossAttention(128, rows, columns, heads=heads, position=position)
-    layers: Layers = {
-        **extractor,
-        "attention": {"attention": attention},
-        **_linear(input_shape, hidden, num_classes),
-    }
-    return stack(layers, input_shape, num_classes)
+    modules: dict[str, nn.Module] = {"attention": CrossAttention(128, rows, columns, heads=heads, position=position)}
+    for linear in _linear(input_shape, hidden, num_classes).values():
+        modules |= linear
+    head: Layers = {"classifier": {"classifier": nn.Sequential(OrderedDict(modules))}}
+    return stack({**_extractor(input_shape[0]), **head}, input_shape, num_classes)
 
 
 def _extractor(channels: int) -> Layers:

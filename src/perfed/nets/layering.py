@@ -44,9 +44,7 @@ def ownership(module: nn.Module, prefixes: Mapping[str, Sequence[str]], divided:
     state = module.state_dict(keep_vars=True)
     for name, value in state.items():
         if not isinstance(value, Tensor):
-            raise NetError(
-                f"The model's state {name!r} is not a tensor.", "Keep state in parameters and buffers."
-            )
+            raise NetError(f"The model's state {name!r} is not a tensor.", "Keep state in parameters and buffers.")
         if is_lazy(value):
             raise NetError(f"Parameter {name!r} has no shape yet.", "Run one batch through the model first.")
     if divided:
@@ -74,9 +72,7 @@ def _by_longest_prefix(names: Sequence[str], prefixes: Mapping[str, Sequence[str
     return owner
 
 
-def _check_complete(
-    names: Sequence[str], owner: Mapping[str, str], layers: Mapping[str, Sequence[str]]
-) -> None:
+def _check_complete(names: Sequence[str], owner: Mapping[str, str], layers: Mapping[str, Sequence[str]]) -> None:
     orphans = [name for name in names if name not in owner]
     if orphans:
         raise NetError(

@@ -21,9 +21,7 @@ from perfed.nets.net import Net
 from perfed.nets.stack import after, classifier, conv, stack
 
 
-def lenet5(
-    input_shape: tuple[int, int, int], num_classes: int, *, hidden: Sequence[PositiveInt] = (120, 84)
-) -> Net:
+def lenet5(input_shape: tuple[int, int, int], num_classes: int, *, hidden: Sequence[PositiveInt] = (120, 84)) -> Net:
     """LeNet-5 with ReLU and max pooling."""
     channels, height, width = input_shape
     pad = 2 if min(height, width) < 32 else 0

@@ -43,8 +43,7 @@ class Net:
         divided = stages(module, self.prefixes)
         self._owner = ownership(module, self.prefixes, divided)
         self._names = {
-            layer: frozenset(name for name, owner in self._owner.items() if owner == layer)
-            for layer in self.layers
+            layer: frozenset(name for name, owner in self._owner.items() if owner == layer) for layer in self.layers
         }
         self._pass: Chain | Whole
         self._pass = Chain(module, divided) if divided else Whole(module, self.prefixes[self.head][0])
@@ -96,6 +95,11 @@ class Net:
         self._check(trained)
         k = next((i for i, layer in enumerate(self.body) if layer in trained), len(self.body))
         return k if self._divisible(k) else 0
+
+    def reusable(self, trained: Collection[str]) -> int:
+        """The largest cut whose prefix is neither trained nor random: its output can be stored and used again."""
+        cuts = (k for k in range(self.cut(trained), 0, -1) if self._divisible(k) and not self.stochastic(k))
+        return next(cuts, 0)
 
     def run_prefix(self, x: Tensor, k: int) -> Tensor:
         """Layers [0, k) of the network."""
@@ -157,15 +161,11 @@ class Net:
         return f"Net({parts}; {sum(sizes.values()):,} parameters)"
 
     def _divisible(self, k: int) -> bool:
-        return k in (0, len(self.layers)) or (
-            0 < k < len(self.layers) and self._pass.divisible(k, len(self.body))
-        )
+        return k in (0, len(self.layers)) or (0 < k < len(self.layers) and self._pass.divisible(k, len(self.body)))
 
     def _demand(self, k: int) -> None:
         if not self._divisible(k):
-            raise NetError(
-                f"The network cannot be cut before layer {k}.", "Ask cut() for an index that works."
-            )
+            raise NetError(f"The network cannot be cut before layer {k}.", "Ask cut() for an index that works.")
 
     def _check(self, layers: Iterable[str]) -> None:
         for layer in layers:

@@ -2,9 +2,9 @@
 
 - An `nn.Sequential` can be cut before every layer, because its children run one after another.
 - Any other module can be cut right before its head, once a trial batch (`perfed.nets.probe`) has shown that
-what the model returns is the head's output and nothing else. The trial needs the input's shape; without it
-the module is one piece. Nothing is learnt from ordinary forward passes, so that what can be cut never
-depends on which worker has run what.
+  what the model returns is the head's output and nothing else. The trial needs the input's shape; without it
+  the module is one piece. Nothing is learnt from ordinary forward passes, so that what can be cut never
+  depends on which worker has run what.
 """
 
 from __future__ import annotations

@@ -36,9 +36,7 @@ def at_head(module: nn.Module, head: str, x: Tensor) -> Tensor:
     finally:
         hook.remove()
     if not isinstance(features, Tensor):
-        raise NetError(
-            f"The head {head!r} does not receive a tensor.", "Name a module that receives features."
-        )
+        raise NetError(f"The head {head!r} does not receive a tensor.", "Name a module that receives features.")
     return features
 
 

@@ -24,17 +24,13 @@ def conv(
     inputs: int, outputs: int, index: int, *, kernel: int, pad: int = 0, stride: int = 1, norm: bool = False
 ) -> dict[str, nn.Module]:
     """A convolution with its activation, and BatchNorm between the two if asked."""
-    modules: dict[str, nn.Module] = {
-        f"conv{index}": nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=pad)
-    }
+    modules: dict[str, nn.Module] = {f"conv{index}": nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=pad)}
     if norm:
         modules[f"bn{index}"] = nn.BatchNorm2d(outputs)
     return {**modules, f"relu{index}": nn.ReLU()}
 
 
-def dense(
-    inputs: int, outputs: int, index: int, *, norm: bool = False, drop: float = 0.0
-) -> dict[str, nn.Module]:
+def dense(inputs: int, outputs: int, index: int, *, norm: bool = False, drop: float = 0.0) -> dict[str, nn.Module]:
     """A linear layer with its activation; BatchNorm before and dropout after the activation if asked."""
     modules: dict[str, nn.Module] = {f"fc{index}": nn.Linear(inputs, outputs)}
     if norm:

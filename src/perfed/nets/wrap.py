@@ -43,9 +43,7 @@ def wrap(
 def _classes(module: nn.Module, head: str) -> int:
     sizes = [size for m in module.modules() if isinstance(size := getattr(m, "out_features", None), int)]
     if not sizes:
-        raise NetError(
-            f"The head {head!r} does not tell its number of classes.", "Pass num_classes to wrap()."
-        )
+        raise NetError(f"The head {head!r} does not tell its number of classes.", "Pass num_classes to wrap().")
     return sizes[-1]
 
 

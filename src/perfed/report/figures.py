@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,12 +25,15 @@ def curves(runs: Runs, path: Path) -> None:
     figure, (left, right) = _figure(2, runs)
     for number, (name, results) in enumerate(runs.items()):
         style = {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number // len(COLOURS) % len(LINES)]}
-        rounds = [entry["t"] for entry in results[0].history]
-        _band(left, rounds, [[entry["local.mean"] for entry in r.history] for r in results], name, style)
-        sorts = [sorted(a for a in r.clients["accuracy"] if a is not None and a == a) for r in results]
+        _rounds(left, results, name, style)
+        sorts = [sorted(a for a in r.clients["accuracy"] if a is not None and math.isfinite(a)) for r in results]
         least = min(map(len, sorts))
         _band(right, list(range(1, least + 1)), [s[:least] for s in sorts], name, style)
-    left.set(xlabel="round", ylabel="accuracy, mean over clients (%)", title="By round")
+    left.set(
+        xlabel="round",
+        ylabel="accuracy, mean over clients (%)",
+        title="By round" + (" (star: after adaptation)" if _stars(left) else ""),
+    )
     right.set(xlabel="clients, worst first", ylabel="accuracy (%)", title="By client, after the last round")
     if len(runs) > 1:
         handles, labels = left.get_legend_handles_labels()
@@ -37,11 +41,32 @@ def curves(runs: Runs, path: Path) -> None:
     _save(figure, path)
 
 
+def _rounds(axes: Any, results: Sequence[Result], name: str, style: dict[str, str]) -> None:
+    """Accuracy by round. Where clients adapt at the very end only, that jump is a mark of its own."""
+    history = results[0].history
+    jump = "local.before.mean" in history[-1] and len(history) > 1 and "local.before.mean" not in history[0]
+    keys = ["local.mean"] * (len(history) - 1) + ["local.before.mean" if jump else "local.mean"]
+    rounds = [entry["t"] for entry in history]
+    _band(axes, rounds, [[e[key] for e, key in zip(r.history, keys, strict=True)] for r in results], name, style)
+    if jump:
+        after = np.mean([r.history[-1]["local.mean"] for r in results])
+        axes.plot(rounds[-1:], [100 * after], marker="*", markersize=11, color=style["color"], clip_on=False)
+        axes.plot(
+            [rounds[-1]] * 2, [100 * after, axes.lines[-2].get_ydata()[-1]], ":", color=style["color"], linewidth=1
+        )
+
+
 def _band(axes: Any, x: list[int], values: list[list[float]], name: str, style: dict[str, str]) -> None:
     y = 100 * np.array(values, dtype=float)
-    axes.plot(x, y.mean(axis=0), label=name, linewidth=1.8, marker="o" if len(x) <= 12 else None, markersize=3.5, **style)
+    axes.plot(
+        x, y.mean(axis=0), label=name, linewidth=1.8, marker="o" if len(x) <= 12 else None, markersize=3.5, **style
+    )
     if len(y) > 1:
         axes.fill_between(x, y.min(axis=0), y.max(axis=0), color=style["color"], alpha=0.13, linewidth=0)
+
+
+def _stars(axes: Any) -> bool:
+    return any(line.get_marker() == "*" for line in axes.lines)
 
 
 def _figure(panels: int, runs: Runs) -> tuple[Any, Any]:

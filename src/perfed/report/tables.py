@@ -50,29 +50,32 @@ def result_table(result: Result) -> Table:
     return table
 
 
-def leaderboard_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """Methods ranked by accuracy."""
+COLUMNS = ("method", "accuracy %", "std", "worst 10 %", "New", "up", "down", "FLOPs", "time")
+NARROW = 92
+"""Terminals narrower than this are shown fewer columns."""
+DISPENSABLE = ("New", "time")
+
+
+def leaderboard_table(rows: Sequence[dict[str, Any]], title: str, width: int = NARROW) -> Table:
+    """Methods ranked by accuracy; accuracies in per cent, with the spread over seeds."""
     table = _table(title)
-    table.add_column("")
-    for name in COLUMNS:
+    shown = [name for name in COLUMNS if width >= NARROW or name not in DISPENSABLE]
+    for name in shown:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    for place, row in enumerate(rows, 1):
-        table.add_row(str(place), *cells(row), style="bold" if place == 1 else "")
+    for place, row in enumerate(rows):
+        texts = dict(zip(COLUMNS, cells(row), strict=True))
+        table.add_row(*[texts[name] for name in shown], style="" if place else "bold")
     return table
-
-
-COLUMNS = ("method", "accuracy", "std", "worst 10 %", "New", "up", "down", "FLOPs", "time")
 
 
 def cells(row: dict[str, Any]) -> list[str]:
     """A leaderboard's row as text."""
     spread = f" ± {100 * row['spread']:.2f}" if row["spread"] is not None else ""
+    shares = [percent(row[key], "") for key in ("mean", "std", "worst10", "new")]
     return [
         row["method"],
-        percent(row["mean"]) + spread,
-        percent(row["std"]),
-        percent(row["worst10"]),
-        percent(row["new"]),
+        shares[0] + spread,
+        *shares[1:],
         size(row["bytes_up"]),
         size(row["bytes_down"]),
         count(row["flops"]),
@@ -94,9 +97,9 @@ def plain_text(renderable: Any, width: int = 120) -> str:
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
-def percent(value: float | None) -> str:
+def percent(value: float | None, sign: str = " %") -> str:
     """A fraction in per cent."""
-    return "–" if value is None else f"{100 * value:.2f} %"
+    return "–" if value is None else f"{100 * value:.2f}{sign}"
 
 
 def size(number: float) -> str:

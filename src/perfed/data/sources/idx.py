@@ -49,7 +49,11 @@ def read_idx(path: Path, dims: int) -> Tensor:
     want = int(np.prod(shape, dtype=np.int64))
     if len(raw) - head != want:
         raise DataError(f"{path} announces {want} bytes of data and has {len(raw) - head}.", cure)
-    return torch.frombuffer(bytearray(raw[head:]), dtype=torch.uint8).view(*shape) if want else torch.zeros(shape)
+    return (
+        torch.frombuffer(bytearray(raw[head:]), dtype=torch.uint8).view(*shape)
+        if want
+        else torch.zeros(shape, dtype=torch.uint8)
+    )
 
 
 def _pair(folder: Path, images: str, labels: str) -> tuple[Tensor, Tensor]:

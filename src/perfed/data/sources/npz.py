@@ -19,7 +19,7 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[np.generic]]:
     if not path.is_file():
         raise DataError(f"There is no file {path}.", "Give the path of an .npz file.")
     try:
-        with np.load(path) as held:
+        with path.open("rb") as file, np.load(file) as held:
             return {str(k): held[k] for k in held.files}
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as e:
         raise DataError(f"{path} is not a plain .npz file: {e}.", "Write it with numpy.savez.") from e

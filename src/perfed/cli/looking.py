@@ -1,0 +1,103 @@
+"""Commands that show what there is: methods, finished runs, personal models."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from perfed import rundir
+from perfed.cli.running import Json, print_json, report, report_comparison
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method, to see its hyper-parameters.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The methods: what each keeps private and what it sends, or one method's hyper-parameters."""
+    from perfed.core import registry
+
+    if name is not None:
+        return _method(name, as_json)
+    found = {key: _describe(cls) for key, cls in registry.methods().items()}
+    if as_json:
+        return print_json(found)
+    console = Console()
+    table = Table("name", "title", "family", "private", "travels", box=box.SIMPLE_HEAD, show_edge=False)
+    for key, facts in found.items():
+        table.add_row(key, *[facts[column] for column in ("title", "family", "keeps", "sends")])
+    console.print(table)
+    console.print()
+    for facts in found.values():
+        console.print(f"{facts['title']}: {facts['cites']}", highlight=False, markup=False)
+    console.print("\nNAME+ft fine-tunes every client at the end. `perfed methods NAME` shows hyper-parameters.")
+
+
+def _describe(cls: Any) -> dict[str, str]:
+    return {"title": cls.title, "family": cls.family, "keeps": cls.keeps, "sends": cls.sends, "cites": cls.cites}
+
+
+def _method(name: str, as_json: bool) -> None:
+    from perfed import hyperparameters
+    from perfed.core import registry
+
+    cls = registry.method_class(name)
+    used = hyperparameters.table(registry.make(name))
+    fields = [dataclasses.replace(field, default=used[field.name]) for field in hyperparameters.listing(cls)]
+    if as_json:
+        return print_json(_describe(cls) | {"hyper-parameters": [dataclasses.asdict(field) for field in fields]})
+    console = Console()
+    console.print(f"[bold]{cls.title or name}[/bold]  {cls.cites}", highlight=False)
+    console.print(f"Private: {cls.keeps}. Travels: {cls.sends}.\n", highlight=False)
+    table = Table("hyper-parameter", "default", "what it is", "accepted", box=box.SIMPLE_HEAD, show_edge=False)
+    for field in fields:
+        table.add_row(field.name, str(field.default), field.meaning, field.type)
+    console.print(table)
+    console.print(f"\nChange one by --set method.{fields[0].name}=VALUE.", highlight=False)
+
+
+def show(
+    directory: Annotated[Path, typer.Argument(help="The directory of a run or of a comparison.")],
+    as_json: Json = False,
+) -> None:
+    """A finished run or comparison: its tables, and accuracy by round."""
+    from perfed.leaderboard import Comparison
+    from perfed.report.terminal import plot
+    from perfed.result import Result
+
+    console = Console()
+    if rundir.is_comparison(directory):
+        made = Comparison.load(directory)
+        runs = {row["method"]: made.runs[row["method"]][0] for row in made.rows}
+        report_comparison(made, as_json)
+    else:
+        result = Result.load(directory)
+        runs = {result.config.method["name"]: result}
+        report(result, as_json)
+    if not as_json:
+        series = {name: [(entry["t"], entry["local.mean"]) for entry in run.history] for name, run in runs.items()}
+        console.print()
+        console.print(plot(series, width=min(console.width, 90)))
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
+    client: Annotated[int, typer.Option(help="Whose personal model.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A directory for the files.")],
+    format: Annotated[str, typer.Option(help="safetensors, or onnx with the extra perfed[onnx].")] = "safetensors",
+    as_json: Json = False,
+) -> None:
+    """One client's personal model, adapted as it was scored, with a model card."""
+    from perfed.export import export as write
+    from perfed.result import Result
+
+    files = write(Result.load(run), client, out, format)
+    if as_json:
+        return print_json({"files": [str(file) for file in files]})
+    for file in files:
+        typer.echo(file)

@@ -1,0 +1,102 @@
+"""Per-FedAvg: FedAvg for the model from which one gradient step on a client's data leads furthest.
+
+    min sum_i F_i(w),    F_i(w) = f_i(w - alpha grad f_i(w)),    theta = w - alpha grad f_i(w; D);    by steps beta = lr
+    fo:  w_i <- w_i - beta grad f_i(theta; D')
+    hf:  w_i <- w_i - beta [g - alpha (grad f_i(w + delta g; D'') - grad f_i(w - delta g; D'')) / (2 delta)],
+         g = grad f_i(theta; D')
+
+Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
+Approach. NeurIPS 2020.
+
+Differences from the paper: the epochs run over D'; D and D'' are drawn for each step, of the same size. The mean is
+weighted by data size. A client's final step is on all its training data.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from perfed.core.client import Batch, Client
+from perfed.core.fit import Optimiser, Phase, fit
+from perfed.core.method import Method
+from perfed.core.proximal import parameters
+from perfed.core.registry import register
+from perfed.core.state import State
+
+
+@register("perfedavg")
+@dataclass(frozen=True, kw_only=True)
+class PerFedAvg(Method):
+    """Model-agnostic meta-learning of the start."""
+
+    alpha: float = 0.01
+    """learning rate of the inner step and of the final one"""
+    variant: Literal["fo", "hf"] = "hf"
+    """without the Hessian (first-order), or with its product by finite differences (Hessian-free)"""
+    delta: float = 0.001
+    """distance of the finite differences"""
+    adapt_steps: Annotated[int, Field(ge=1)] = 1
+    """gradient steps that a client takes before it is scored"""
+
+    title = "Per-FedAvg"
+    cites = "Fallah et al.: Personalized Federated Learning: A Model-Agnostic Meta-Learning Approach. NeurIPS 2020"
+    family = "meta-learning"
+    keeps = "nothing"
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        """Every batch is the D' of one meta-step."""
+        source = client.generator("meta")
+
+        def loss(client: Client, batch: Batch) -> Tensor:
+            """<G, w> with G the meta-gradient, so that its gradient in w is G."""
+            G = self.meta_gradient(client, self.draw(client, batch, source), batch, self.draw(client, batch, source))
+            return torch.stack([(G[name] * w).sum() for name, w in client.net.module.named_parameters()]).sum()
+
+        return [Phase(self.epochs, trains=client.net.layers, loss=loss)]
+
+    def draw(self, client: Client, like: Batch, source: torch.Generator) -> Batch:
+        """As many of the client's samples as another batch has, at random."""
+        index = torch.randperm(client.size, generator=source)[: len(like.y)]
+        return Batch(client.data.train.x[index], client.data.train.y[index], index)
+
+    def meta_gradient(self, client: Client, first: Batch, second: Batch, third: Batch) -> State:
+        """The (approximate) gradient of F_i at the network's weights, which are left as they are.
+
+        BatchNorm statistics are those of the pass at theta alone, what a client will predict with.
+        """
+        w, statistics = parameters(client.net), self.statistics(client)
+        g = self.gradient(client, first)
+        client.load({name: w[name] - self.alpha * g[name] for name in w} | statistics)
+        g, statistics = self.gradient(client, second), self.statistics(client)
+        if self.variant == "hf":
+            client.load({name: w[name] + self.delta * g[name] for name in w})
+            ahead = self.gradient(client, third)
+            client.load({name: w[name] - self.delta * g[name] for name in w})
+            behind = self.gradient(client, third)
+            g = {name: g[name] - self.alpha * (ahead[name] - behind[name]) / (2 * self.delta) for name in w}
+        client.load(w | statistics)
+        passes = {"fo": 1, "hf": 3}[self.variant]  # the phase counts one more
+        client.meter.count(len(second.y), sum(tensor.numel() for tensor in w.values()), passes)
+        return g
+
+    def gradient(self, client: Client, batch: Batch) -> State:
+        """grad f_i at the network's weights."""
+        w = dict(client.net.module.named_parameters())
+        return dict(zip(w, torch.autograd.grad(self.loss(client, batch), list(w.values())), strict=True))
+
+    def statistics(self, client: Client) -> State:
+        """A copy of the buffers."""
+        return {name: tensor.clone() for name, tensor in client.net.module.named_buffers()}
+
+    def adapt(self, client: Client) -> None:
+        """theta, and fine-tuning if asked."""
+        step = Optimiser(lr=self.alpha, batch_size=client.size)
+        fit(client, [Phase(self.adapt_steps, trains=client.net.layers)], self.loss, step, "adapt")
+        super().adapt(client)
+
+    def join(self, client: Client) -> None:
+        """A new client adapts like all others."""

@@ -1,0 +1,117 @@
+"""The single steps of a traced forward pass: which ones make channels, keep them or flatten them, and how they run."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.nn.modules import activation, dropout, pooling
+
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+
+# Modules, functions and tensor methods of which every channel's output depends on that channel alone.
+_ACTIVATIONS = {
+    *("ReLU ReLU6 LeakyReLU RReLU ELU SELU CELU GELU SiLU Mish Sigmoid Tanh Softplus Softsign Softshrink").split(),
+    *("Hardtanh Hardswish Hardsigmoid Hardshrink Tanhshrink LogSigmoid Threshold").split(),
+}
+_POOLS = {f"{kind}Pool{n}d" for kind in ("Max", "Avg", "AdaptiveMax", "AdaptiveAvg", "LP") for n in (1, 2, 3)}
+_DROPOUTS = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
+_MODULES = (
+    nn.Identity,
+    *(getattr(activation, name) for name in sorted(_ACTIVATIONS)),
+    *(getattr(dropout, name) for name in sorted(_DROPOUTS)),
+    *(getattr(pooling, name) for name in sorted(_POOLS)),
+)
+_NAMES = {
+    *("relu relu_ relu6 leaky_relu rrelu elu selu celu gelu silu mish sigmoid tanh softplus softsign softshrink").split(),
+    *("hardtanh hardswish hardsigmoid hardshrink tanhshrink logsigmoid threshold").split(),
+    *(f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_max", "adaptive_avg", "lp") for n in (1, 2, 3)),
+    *("dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout").split(),
+    *("add add_ sub mul mul_ neg abs square sqrt exp clamp clip contiguous detach").split(),
+}
+_FUNCTIONS = {
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.neg,
+    operator.iadd,
+    operator.imul,
+    *(getattr(where, name) for where in (torch, F) for name in _NAMES if hasattr(where, name)),
+}
+_METHODS = {name for name in _NAMES if hasattr(Tensor, name)}
+_REDUCTIONS = {torch.mean, torch.sum, torch.amax, "mean", "sum", "amax"}
+_FLATTENINGS = {torch.flatten, torch.reshape, torch.squeeze, "flatten", "reshape", "view", "squeeze"}
+_OUT_OF_PLACE: dict[Any, Any] = {operator.iadd: operator.add, operator.imul: operator.mul, "add_": "add", "mul_": "mul"}
+
+
+def module_of(node: fx.Node, root: nn.Module) -> nn.Module | None:
+    """The module that a step calls, if it calls one."""
+    return root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def is_layer(module: nn.Module | None) -> bool:
+    """Whether a module is a convolution or a linear layer and computes nothing else."""
+    return isinstance(module, LAYERS) and any(type(module).forward is kind.forward for kind in LAYERS)
+
+
+def is_flattening(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether a step gives the same elements another shape."""
+    return isinstance(module, nn.Flatten) or node.target in _FLATTENINGS
+
+
+def keeps_channels(node: fx.Node, module: nn.Module | None, dims: int) -> bool:
+    """Whether every channel of the output depends on the same channel of the input, of so many dimensions, alone."""
+    if node.op == "call_module":
+        return type(module) in _MODULES
+    if node.target in _REDUCTIONS:
+        given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+        listed = given if isinstance(given, list | tuple) else [given]
+        return all(isinstance(dim, int) and dim % dims >= 2 for dim in listed)
+    return node.target in (_METHODS if node.op == "call_method" else _FUNCTIONS)
+
+
+def make_flatten(node: fx.Node) -> None:
+    """Write a reshape that flattens as a flatten, which holds for any number of channels."""
+    if node.op != "call_module":
+        node.op, node.target = "call_function", torch.flatten
+        node.args, node.kwargs = (node.all_input_nodes[0], 1), {}
+
+
+def make_out_of_place(node: fx.Node) -> None:
+    """Write `x += y` as `x + y`: in a sub-network, x may be a part of another tensor."""
+    node.target = _OUT_OF_PLACE.get(node.target, node.target)
+
+
+def runnable(node: fx.Node, module: nn.Module | None) -> Callable[..., Any]:
+    """What a step calls with its arguments."""
+    if module is not None:
+        return module
+    if node.op == "call_method":
+        name = str(node.target)
+        return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
+    if node.op == "output":
+        return lambda value: value
+    assert callable(node.target)
+    return node.target
+
+
+def constant(node: fx.Node, module: nn.Module) -> Any:
+    """An argument that keeps its default value, or a tensor of the module that is used by itself."""
+    if node.op == "placeholder":
+        return node.args[0] if node.args else None
+    return operator.attrgetter(str(node.target))(module)
+
+
+def describe(node: fx.Node, module: nn.Module | None) -> str:
+    """A step in words that its author recognises."""
+    if module is not None:
+        return f"{str(node.target)!r} ({type(module).__name__})"
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.name)
+    name = node.name if name == "fn" else name  # functions that torch chooses by an argument
+    where = f"in {node.meta['path']!r}" if node.meta.get("path") else "in the network's own forward pass"
+    return f"{name} {where}"

@@ -1,0 +1,119 @@
+"""Three predictions of one network: by all its channels, by its private channels alone, by its shared channels alone.
+
+A sub-network is made of slices of the real weights: the rows of its own channels and, of these, the columns of its own
+channels. It costs as much as a network with so many channels, about p^2 or (1 - p)^2 of the whole, and gradients reach
+the real parameters. The first layer sees the whole input, so a sub-network's first feature map is a slice of the whole
+network's and is not computed again. Both sub-networks add the logits' bias.
+
+BatchNorm in a sub-network has its channels' scale and shift. In training it normalises by the batch, as the whole
+network does; only the whole network's pass moves the running statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from perfed.nets import steps
+from perfed.nets.channels import channel_map
+from perfed.nets.flow import Channels
+from perfed.nets.net import Net
+
+Run = Callable[..., Any]
+Pair = tuple[Any, Any]
+"""What the private and what the shared sub-network has in place of something."""
+
+
+class Subnets:
+    """A network and its two sub-networks at a ratio p of private channels."""
+
+    def __init__(self, net: Net, p: float) -> None:
+        self._flow, self._p = channel_map(net).flow, p
+        self._constants = {
+            node.name: steps.constant(node, net.module)
+            for node in self._flow.nodes
+            if node.op in ("placeholder", "get_attr")
+        }
+        self._steps: list[tuple[fx.Node, Run, tuple[Run, Run] | None]] = []
+        for node in self._flow.nodes:
+            if node.name not in self._constants:
+                run = steps.runnable(node, steps.module_of(node, net.module))
+                alike = node.name in self._flow.stem or node.name in self._flow.common
+                self._steps.append((node, run, None if alike else self._sliced(node, run)))
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The logits of the whole, the private and the shared network."""
+        first, last = self._flow.nodes[0], self._flow.nodes[-1]
+        whole: dict[str, Any] = self._constants | {first.name: x}
+        parts: dict[str, Pair] = {}
+
+        def pair(source: fx.Node) -> Pair:
+            if source.name not in parts:
+                parts[source.name] = self._divide(source, whole[source.name])
+            return parts[source.name]
+
+        for node, run, sliced in self._steps:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: whole[source.name])
+            whole[node.name] = run(*args, **kwargs)
+            if sliced:
+                made = []
+                for side, part in enumerate(sliced):
+                    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source, side=side: pair(source)[side])
+                    made.append(part(*args, **kwargs))
+                parts[node.name] = (made[0], made[1])
+        return whole[last.name], *pair(last)
+
+    def _divide(self, source: fx.Node, value: Any) -> Pair:
+        """The two parts of a value that the whole network computed for both."""
+        channels = self._flow.channels.get(source.name)
+        if channels is None:
+            return value, value
+        cut = channels.cut(self._p)
+        shared, private = value.split([cut, channels.size - cut], dim=1)
+        return private, shared
+
+    def _sliced(self, node: fx.Node, run: Run) -> tuple[Run, Run]:
+        """A step of the two sub-networks."""
+        if not isinstance(run, nn.Module) or not (steps.is_layer(run) or isinstance(run, _BatchNorm)):
+            return run, run
+        made = self._slices(self._flow.channels.get(node.name))
+        given = self._slices(self._flow.channels.get(node.all_input_nodes[0].name))
+        slice_of = _norm if isinstance(run, _BatchNorm) else _layer
+        return slice_of(run, made[0], given[0]), slice_of(run, made[1], given[1])
+
+    def _slices(self, channels: Channels | None) -> tuple[slice, slice]:
+        if channels is None:
+            return slice(None), slice(None)
+        cut = channels.cut(self._p)
+        return slice(cut, None), slice(None, cut)
+
+
+def _layer(module: Any, rows: slice, columns: slice) -> Run:
+    """A convolution or linear layer with some of its output and input channels."""
+
+    def run(x: Tensor) -> Tensor:
+        weight = module.weight[rows, columns]
+        bias = None if module.bias is None else module.bias[rows]
+        if isinstance(module, nn.Linear):
+            return F.linear(x, weight, bias)
+        made: Tensor = module._conv_forward(x, weight, bias)
+        return made
+
+    return run
+
+
+def _norm(module: Any, rows: slice, _: slice) -> Run:
+    """A BatchNorm of some channels, which leaves the running statistics as they are."""
+
+    def run(x: Tensor) -> Tensor:
+        weight, bias = (None if t is None else t[rows] for t in (module.weight, module.bias))
+        if module.training or module.running_mean is None:
+            return F.batch_norm(x, None, None, weight, bias, True, eps=module.eps)
+        mean, var = module.running_mean[rows], module.running_var[rows]
+        return F.batch_norm(x, mean, var, weight, bias, False, eps=module.eps)
+
+    return run
