@@ -123,7 +123,9 @@ class Result:
         try:
             if simulation.store.round < made.settings.rounds:
                 raise StoreError(f"The run in {self.directory} is not finished.", "Resume it first.")
-            yield simulation.scored(client)
+            with torch.enable_grad():  # adapting is training, wherever this is called
+                found = simulation.scored(client)
+            yield found
         finally:
             simulation.close()
 

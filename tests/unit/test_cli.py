@@ -23,7 +23,7 @@ from perfed.cli import app
 from perfed.cli.progress import Watch
 from perfed.errors import ConfigError, StoreError
 
-SMALL = ["--net", "mlp", "--set", "net.hidden=[12, 8]", "--clients", "4", "--rounds", "3", "--set", "method.lr=0.05"]
+SMALL = ["--net", "mlp", "--set", "net.hidden=[12, 8]", "--clients", "5", "--rounds", "3", "--set", "method.lr=0.05"]
 
 
 def call(*words: str | Path) -> Result:
@@ -68,7 +68,7 @@ def test_a_run_directory_has_what_it_promises(finished: Path) -> None:
     assert found["metrics"].keys() >= {"local.macro_f1", "local.before.mean", "new"}
     assert found["cost"].keys() >= {"bytes_up", "bytes_down", "flops", "param_batches", "samples", "seconds"}
     assert found["metrics"]["local.mean"] == pytest.approx(np.mean(found["clients"]["accuracy"]))
-    assert found["config"]["clients"] == 4
+    assert found["config"]["clients"] == 5
     assert found["config"]["split"] == "classes:2"
     assert found["config"]["method"]["head_epochs"] == 10
     assert found["versions"]["torch"] == torch.__version__
@@ -124,26 +124,19 @@ def test_a_changed_configuration_is_not_resumed(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_real_ctrl_c(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "perfed.cli",
-        "run",
-        *SMALL[:-6],
-        "--rounds",
-        "500",
-        "--workers",
-        "2",
-        "--out",
-        "r",
-    ]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    assert "round 50/500" in process.stderr.readline()
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    words = ["run", *SMALL, "--rounds", "500", "--workers", "2", "--out", "r"]
+    command = [sys.executable, "-m", "perfed.cli", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert "round 1/500" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert out == ""
+    assert "Stopped. Everything up to round" in err
     assert err.splitlines()[-1] == "Continue with: perfed resume r"
 
 
@@ -273,7 +266,7 @@ def test_own_folders_and_own_module_in_python(tmp_path: Path) -> None:
 
 
 def test_objects_in_python_are_checked(tmp_path: Path) -> None:
-    federation = perfed.federate("digits", clients=4)
+    federation = perfed.federate("digits", clients=5)
     with pytest.raises(ConfigError, match="already divided"):
         perfed.run(data=federation, split="iid")
     with pytest.raises(ConfigError, match=r"perfed\.wrap"):

@@ -18,6 +18,8 @@ class Peer:
 
     id: int
     since: int = 0
+    learns: bool = True
+    """whether it is about to train or to join; otherwise it is only scored, and needs what it predicts with"""
 
 
 class Slots:

@@ -75,8 +75,8 @@ class Serial:
 class Pool:
     """Persistent worker processes, one thread each; the largest clients are dealt out first."""
 
-    def __init__(self, worker: Worker, workers: int) -> None:
-        self.worker = worker
+    def __init__(self, worker: Worker, workers: int, in_child: Callable[[], None] | None = None) -> None:
+        self.worker, self._in_child = worker, in_child or (lambda: None)
         self._links: list[Connection] = []
         self._processes: list[BaseProcess] = []
         for _ in range(workers):
@@ -86,7 +86,9 @@ class Pool:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         inherited = [link for number, link in enumerate(self._links) if number != place]
-        process = context.Process(target=_serve, args=(self.worker, theirs, [ours, *inherited]), daemon=True)
+        process = context.Process(
+            target=_serve, args=(self.worker, theirs, [ours, *inherited], self._in_child), daemon=True
+        )
         process.start()
         theirs.close()
         if place < len(self._links):
@@ -144,15 +146,19 @@ class Pool:
                 process.join()
 
 
-def make(worker: Worker, workers: int) -> Executor:
-    """The executor for a number of workers; without fork, one process does all."""
+def make(worker: Worker, workers: int, in_child: Callable[[], None] | None = None) -> Executor:
+    """The executor for a number of workers; without fork, one process does all.
+
+    `in_child` runs first in every worker process, to let go of what only the parent may hold.
+    """
     if workers <= 1 or "fork" not in multiprocessing.get_all_start_methods():
         return Serial(worker)
-    return Pool(worker, workers)
+    return Pool(worker, workers, in_child)
 
 
-def _serve(worker: Worker, link: Connection, inherited: Sequence[Connection]) -> None:
+def _serve(worker: Worker, link: Connection, inherited: Sequence[Connection], in_child: Callable[[], None]) -> None:
     """A worker process: tasks in, replies out, until the other end closes."""
+    in_child()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     for other in inherited:
         other.close()

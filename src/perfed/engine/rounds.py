@@ -117,7 +117,7 @@ class Simulation:
         server = self._restore()
         slots = Slots(self.store.slot, self.store.slots)
         self.server = Server(server, self.plan, federation.num_clients, settings.seed, slots, len(federation.unseen))
-        self.executor = executor(self.worker) if executor else executors.make(self.worker, workers)
+        self.executor = executor(self.worker) if executor else executors.make(self.worker, workers, self.store.unlock)
 
     def run(self, stop_after: int | None = None) -> Outcome | None:
         """Run the remaining rounds, or those up to `stop_after`; the outcome if the last round is done."""
@@ -217,7 +217,8 @@ class Simulation:
 
     def _task(self, op: Operation, client: int, t: int, **options: Any) -> Task:
         since, private = self.store.client(client)
-        received = self.method.send(self.server, Peer(client, since), Round(t, self.settings.rounds))
+        peer = Peer(client, since, learns=op == "train" or not options.get("seen", True))
+        received = self.method.send(self.server, peer, Round(t, self.settings.rounds))
         return Task(op, client, t, since, received, private, options)
 
     def _compute(self, tasks: Sequence[Task], t: int, doing: str) -> list[Reply]:

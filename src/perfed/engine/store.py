@@ -38,15 +38,22 @@ class Store:
         self._cache = _Cache(cache_bytes)
         with self._guard():
             self._db = sqlite3.connect(directory / FILE if directory else ":memory:", isolation_level=None)
-            fresh = not self._db.execute("select count(*) from sqlite_master").fetchone()[0]
-            if fresh:
-                self._db.execute("pragma page_size = 16384")
-            elif self._db.execute("pragma quick_check").fetchone()[0] != "ok":
-                raise sqlite3.DatabaseError("its pages do not fit together")
-            self._db.execute("pragma journal_mode = wal")
-            self._db.execute("pragma synchronous = full")
-            self._db.executescript(SCHEMA)
-            self._chain = self._verify(fingerprint)
+        try:
+            with self._guard():
+                self._open()
+                self._chain = self._verify(fingerprint)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        if not self._db.execute("select count(*) from sqlite_master").fetchone()[0]:
+            self._db.execute("pragma page_size = 16384")
+        elif self._db.execute("pragma quick_check").fetchone()[0] != "ok":
+            raise sqlite3.DatabaseError("its pages do not fit together")
+        self._db.execute("pragma journal_mode = wal")
+        self._db.execute("pragma synchronous = full")
+        self._db.executescript(SCHEMA)
 
     # Reading
 
@@ -127,11 +134,15 @@ class Store:
             self._cache.put((kind, id), held)
         self._pending.clear()
 
+    def unlock(self) -> None:
+        """Let go of the directory: a forked worker must not keep it when the run itself is killed."""
+        if self._lock:
+            self._lock.close()
+
     def close(self) -> None:
         """Close the file and let others use it."""
         self._db.close()
-        if self._lock:
-            self._lock.close()
+        self.unlock()
 
     def __enter__(self) -> Self:
         return self

@@ -15,8 +15,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -56,7 +58,7 @@ class Mixture(nn.Module):
 class FedEM(Method):
     """Shared components, private mixture weights."""
 
-    M: int = 3
+    M: Annotated[int, Field(ge=1)] = 3
     """number of components; 1 is FedAvg"""
 
     title = "FedEM"
