@@ -32,6 +32,7 @@ ROWS: dict[str, Row] = {
     "fedbsd": Row({"head_epochs": 2}),
     "fedem": Row({"M": 2}),
     "fedfomo": Row({"M": 3}, secret=False),
+    "fedmtl": Row(secret=False),
     "fedpac": Row(private=False),
     "fedper": Row(),
     "fedprox": Row(private=False),

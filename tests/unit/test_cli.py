@@ -163,7 +163,7 @@ def test_compare_ranks_skips_and_grows(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(sums) == 1
     assert {"leaderboard.json", "leaderboard.md", "comparison.png"} <= {p.name for p in place.iterdir()}
     assert "fedavg+ft" in call("show", place).stdout
-    other = call(*words, "--methods", "local", "--seeds", "0", "--fraction", "0.5")
+    other = call(*words, "--methods", "local,fedrep", "--seeds", "0", "--fraction", "0.5")
     assert other.exit_code == 2
     assert "fraction" in other.stderr
 

@@ -74,8 +74,8 @@ def test_optimality(tasks: int) -> None:
 
 
 def test_equal_to_torchjd() -> None:
-    mgda = pytest.importorskip("torchjd.aggregation").MGDA(epsilon=1e-9, max_iters=20000)
-    for seed in range(5):
+    mgda = pytest.importorskip("torchjd.aggregation").MGDA(epsilon=1e-9, max_iters=3000)
+    for seed in range(2):
         gradients = torch.randn(4, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         torch.testing.assert_close(min_norm(gram(gradients)) @ gradients, mgda(gradients), atol=1e-3, rtol=1e-3)
 

@@ -165,3 +165,23 @@ def test_mutated_files_are_refused_or_read_as_they_were(seed: int, tmp_path: Pat
         except StoreError:
             refused += 1
     assert refused > 20
+
+
+def test_ciphertexts_are_guarded_against_damage_but_not_part_of_the_hash(tmp_path: Path) -> None:
+    hashes = set()
+    for run, noise in enumerate((1.0, 2.0)):
+        with Store(tmp_path / str(run), "print") as store:
+            store.put_server(1, state(3) | {"sealed/sum": torch.full((5000,), noise)})
+            store.commit(1, {})
+            hashes.add(store.state_sha256())
+    assert len(hashes) == 1
+    with Store(tmp_path / "other", "print") as store:
+        store.put_server(1, state(4) | {"sealed/sum": torch.full((5000,), 1.0)})
+        store.commit(1, {})
+        assert store.state_sha256() not in hashes
+    path = tmp_path / "0" / FILE
+    data = path.read_bytes()
+    spot = data.rindex(torch.full((100,), 1.0).numpy().tobytes())
+    path.write_bytes(data[:spot] + b"\x07" + data[spot + 1 :])
+    with Store(tmp_path / "0", "print") as store, pytest.raises(StoreError, match="damaged"):
+        store.server()

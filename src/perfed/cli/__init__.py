@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perfed.cli import datasets, looking, running
+from perfed.cli import datasets, looking, reproducing, running
 from perfed.cli.failures import Commands
 
 app = typer.Typer(
@@ -43,6 +43,8 @@ app.command("resume")(running.resume)
 app.command("show")(looking.show)
 app.command("export")(looking.export)
 app.command("methods")(looking.methods)
+app.command("recipes")(reproducing.recipes)
+app.command("reproduce")(reproducing.reproduce)
 app.add_typer(datasets.app, name="data")
 
 

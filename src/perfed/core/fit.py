@@ -94,6 +94,7 @@ def frozen_output(net: Net, x: Tensor, cut: int) -> Tensor:
     return torch.cat([net.run_prefix(part, cut) for part in pieces(x, PREFIX_BATCH)])
 
 
+@torch.enable_grad()
 def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimiser, purpose: str = "fit") -> None:
     """Run the phases one after another on the client's training data."""
     data, net = client.data.train, client.net

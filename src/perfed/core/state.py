@@ -18,6 +18,9 @@ Scalars: TypeAlias = dict[str, Any]
 Selection: TypeAlias = bool | Tensor
 """Which elements of a tensor are meant: none, all, or those where a mask is true."""
 
+SEALED = "sealed/"
+"""Names of ciphertexts begin with this."""
+
 
 def take(tensor: Tensor, which: Selection) -> Tensor | None:
     """The selected elements: the tensor itself, a flat vector of the masked ones, or None for nothing."""
@@ -62,6 +65,11 @@ def within(prefix: str, state: Mapping[str, Tensor]) -> State:
     """The tensors whose names have the prefix, without it."""
     start = f"{prefix}/"
     return {name[len(start) :]: tensor for name, tensor in state.items() if name.startswith(start)}
+
+
+def unsealed(state: Mapping[str, Tensor]) -> State:
+    """The tensors that are not ciphertexts. Encryption is random, so these alone are the same in every equal run."""
+    return {name: tensor for name, tensor in state.items() if not name.startswith(SEALED)}
 
 
 def digest(state: Mapping[str, Tensor]) -> str:

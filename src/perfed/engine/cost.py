@@ -22,7 +22,7 @@ from perfed.core.server import Peer, Server
 from perfed.core.state import serialised_bytes
 from perfed.data.federation import Federation
 from perfed.engine.ledger import PROBE_SAMPLES, Flops, by_layer
-from perfed.engine.worker import Task, Worker
+from perfed.engine.worker import Worker
 from perfed.errors import ConfigError
 from perfed.nets.net import Net
 
@@ -77,7 +77,7 @@ def estimate(net: Net, method: Method, rounds: int, sizes: Sequence[int]) -> Cos
 def work(worker: Worker, t: int, size: int) -> Meter:
     """What the phases of round t count for a client with this many training samples."""
     method, meter = worker.method, Meter()
-    client = worker.client(Task("train", 0, t, 0, dict(worker.plan.initial), {}))
+    client = worker.newcomer(0, t)
     for phase in method.phases(client):
         names = worker.net.names(*phase.trains)
         trainable = sum(p.numel() for name, p in worker.net.module.named_parameters() if name in names)

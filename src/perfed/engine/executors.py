@@ -79,6 +79,7 @@ class Pool:
         self.worker, self._in_child = worker, in_child or (lambda: None)
         self._links: list[Connection] = []
         self._processes: list[BaseProcess] = []
+        torch.optim.SGD([torch.zeros(1)], lr=1.0)  # torch imports much at the first optimiser: once, before the fork
         for _ in range(workers):
             self._start(len(self._links))
 

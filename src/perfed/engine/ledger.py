@@ -114,7 +114,7 @@ class Flops:
     def _count(self, client: int, t: int) -> tuple[float, Meter]:
         origin = self.source
         worker = Worker(origin.federation, origin.net.clone(), origin.method, origin.rounds, origin.seed)
-        probe = worker.client(Task("train", client, t, 0, dict(worker.plan.initial), {}))
+        probe = worker.newcomer(client, t)
         data = probe.data.train
         picked = torch.arange(PROBE_SAMPLES) % len(data)
         few = Split(data.x[picked], data.y[picked])

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from perfed.core.state import State, digest, from_bytes, to_bytes
+from perfed.core.state import State, digest, from_bytes, to_bytes, unsealed
 from perfed.errors import PerfedError, StoreError
 
 FILE = "run.db"
@@ -88,10 +88,11 @@ class Store:
         return (json.loads(row[0]) for row in rows)
 
     def state_sha256(self) -> str:
-        """One sum over the server's state, its memory of clients and every client's private state."""
+        """One sum over the server's state, its memory of clients and every client's private state, ciphertexts apart."""
         with self._guard():
             rows = self._db.execute("select kind, id, since, sha from states order by kind, id").fetchall()
-        return sha256(json.dumps(rows).encode()).hexdigest()
+        plain = [(kind, id, since, sha.rpartition("/")[2]) for kind, id, since, sha in rows]
+        return sha256(json.dumps(plain).encode()).hexdigest()
 
     # Writing
 
@@ -113,7 +114,7 @@ class Store:
 
     def commit(self, t: int, record: dict[str, Any]) -> None:
         """Make a round visible: all its states and its record together."""
-        sums = {key: digest(state) for key, (_, state) in self._pending.items()}
+        sums = {key: _sum(state) for key, (_, state) in self._pending.items()}
         named = {f"{kind}/{id}": sums[kind, id] for kind, id in sorted(sums)}
         text = json.dumps(record | {"t": t, "states": named}, sort_keys=True)
         chain = _link(self._chain, text)
@@ -164,7 +165,7 @@ class Store:
             return None
         since, sha, blob = row
         state, _ = from_bytes(blob)
-        if digest(state) != sha:
+        if _sum(state) != sha:
             raise StoreError(f"The {kind} state {id} in {self._where} is damaged.", _CURE)
         self._cache.put((kind, id), (since, state))
         return since, state
@@ -236,6 +237,12 @@ class _Cache:
 
 def _bytes(state: State) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+def _sum(state: State) -> str:
+    """The digest of a state; if some of it is sealed, followed by the digest of the rest, which equal runs share."""
+    rest = unsealed(state)
+    return digest(state) if len(rest) == len(state) else f"{digest(state)}/{digest(rest)}"
 
 
 def _link(chain: str, text: str) -> str:

@@ -61,8 +61,7 @@ class Worker:
         self.federation, self.net, self.method = federation, net, method
         self.rounds, self.seed = rounds, seed
         self.plan = Plan(method, net, rounds)
-        if any(parameter.dim() == 4 for parameter in net.module.parameters()):
-            net.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._layout = _lay_out(net, federation.input_shape)
         self._tensors: Mapping[str, Tensor] = net.module.state_dict()
 
     def run(self, task: Task) -> Reply:
@@ -97,6 +96,11 @@ class Worker:
             num_clients=self.federation.num_clients,
         )
 
+    def newcomer(self, client: int, t: int) -> Client:
+        """A client that takes part for the first time in round t, with the network's first values."""
+        received = self.plan.pick(self.plan.initial, self.plan.download(t, 0))
+        return self.client(Task("train", client, t, 0, received, {}))
+
     @staticmethod
     def _covered(name: str, task: Task, down: object, kept: object) -> bool:
         return (down is True and name in task.received) or (kept is True and name in task.private)
@@ -115,7 +119,7 @@ class Worker:
             pooled = self.federation.pooled_test() if task.op == "new" else self.federation.external
             assert pooled is not None
             client.net.module.eval()
-            parts = [probabilities(method, client, x) for x in pieces(_arrange(pooled.x), EVAL_BATCH)]
+            parts = [probabilities(method, client, x) for x in pieces(self._arrange(pooled.x), EVAL_BATCH)]
             return Reply(client.id, {"probabilities": torch.cat(parts)}, {}, {})
         state = {f"before/{name}": value for name, value in self._score(client).items()}
         if task.options.get("adapt", False) or not seen:
@@ -141,7 +145,7 @@ class Worker:
         classes = self.federation.num_classes
         zero = torch.zeros((), dtype=torch.float64)
         sums: State = {"confusion": torch.zeros(classes, classes, dtype=torch.int64), "loss": zero}
-        for x, y in zip(pieces(_arrange(data.x), EVAL_BATCH), pieces(data.y, EVAL_BATCH), strict=True):
+        for x, y in zip(pieces(self._arrange(data.x), EVAL_BATCH), pieces(data.y, EVAL_BATCH), strict=True):
             scores = self.method.predict(client, x)
             pairs = torch.bincount(y * classes + scores.argmax(dim=1), minlength=classes * classes)
             sums["confusion"] = sums["confusion"] + pairs.view(classes, classes)
@@ -150,6 +154,27 @@ class Worker:
                 sums[f"measure/{name}"] = sums.get(f"measure/{name}", zero) + values.double().sum()
         return sums
 
+    def _arrange(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=self._layout) if x.dim() == 4 else x
 
-def _arrange(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+@torch.no_grad()
+def _lay_out(net: Net, input_shape: tuple[int, ...]) -> torch.memory_format:
+    """Put convolutions into the channels-last layout, which is faster, unless the forward pass is written against it.
+
+    `x.view(len(x), -1)` of a feature map works in the default layout alone.
+    """
+    module = net.module
+    if not any(parameter.dim() == 4 for parameter in module.parameters()):
+        return torch.contiguous_format
+    flags = [(part, part.training) for part in module.modules()]
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        module.eval()(torch.zeros(2, *input_shape).contiguous(memory_format=torch.channels_last))
+    except RuntimeError:
+        module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return torch.contiguous_format
+    finally:
+        for part, flag in flags:
+            part.training = flag
+    return torch.channels_last

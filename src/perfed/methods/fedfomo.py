@@ -9,10 +9,10 @@ affinity that adds up the weights before they are cut at zero.
 
 Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order Model Optimization. ICLR 2021.
 
-Differences from the paper: if no candidate beats theta'_i the client goes on with its own trained model, so that a client
-left to itself (M = 1) is Local; what is added to the affinity is scaled to absolute sum 1. A client without validation
-samples holds out a fixed share of its training samples and does not train on them. Candidates are the last models of
-all clients heard of, not only of the last round's.
+Differences from the paper: if no candidate beats theta'_i the client goes on with its own trained model, so that a
+client left to itself (M = 1) is Local; what is added to the affinity is scaled to absolute sum 1. A client without
+validation samples holds out a fixed share of its training samples and does not train on them. Candidates are the last
+models of all clients heard of, not only of the last round's.
 """
 
 from __future__ import annotations

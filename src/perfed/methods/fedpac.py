@@ -141,8 +141,9 @@ def simplex_minimum(P: Numbers) -> Numbers:
     """
     values, vectors = np.linalg.eigh(P / max(np.trace(P), np.finfo(float).tiny))
     A = np.sqrt(values.clip(min=0))[:, None] * vectors.T
-    ray: Numbers = nnls(np.vstack([A, np.ones(len(P))]), np.append(np.zeros(len(P)), 1.0))[0]
-    return ray / ray.sum()
+    ray, _ = nnls(np.vstack([A, np.ones(len(P))]), np.append(np.zeros(len(P)), 1.0))
+    least: Numbers = ray / ray.sum()
+    return least
 
 
 def features_by_class(client: Client) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,6 +15,7 @@ the logit for p^c, as p is what the linear layers give. Without the exchange not
 to the exchange (its section 2.3).
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,10 +57,9 @@ class PSE(Method):
     def build(self, net: Net) -> Net:
         """Give the attention its position term, or take it away."""
         net = net.clone()
-        attention, _ = classifier(net)
+        _, attention, _ = divide(net)
         if self.position != (attention.position is not None):
             attention.set_position(self.position)
-        convolutions(net)
         return Net(net.module, net.prefixes, net.input_shape, net.num_classes)
 
     def private(self, part: Part, round: Round) -> Selection:
@@ -68,63 +68,67 @@ class PSE(Method):
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Extractor and classifier together, beside the received extractor as it came."""
-        local, received = client.net, client.net.clone()
-        received.module.eval().requires_grad_(False)
-        attention, linear = classifier(local)
-        ours, theirs = convolutions(local), convolutions(received)
-        for bias in biases(theirs):
-            bias.requires_grad_(self.excitation)  # alpha is a derivative; no optimiser has it
+        local, attention, linear = divide(client.net)
+        received = copy.deepcopy(local).eval().requires_grad_()  # for alpha: the loss never reaches it
+        filters = list(zip(weights(local), weights(received), strict=True))
 
         def loss(client: Client, batch: Batch) -> Tensor:
             """The paper's equation 8."""
-            f_local, f_global = local.features(batch.x), received.features(batch.x)
-            q_local, q_global = (f_global, f_local) if self.exchange else (f_local, f_global)
-            p_local, p_global = linear(attention(q_local, f_local)), linear(attention(q_global, f_global))
+            f_local, maps_local = extract(local, batch.x)
+            f_global, maps_global = extract(received, batch.x)
+            seen = f_global.detach().requires_grad_(self.excitation).view_as(f_global)  # the loss's gradients end here
+            q_local, q_global = (seen, f_local) if self.exchange else (f_local, seen)
+            p_local, p_global = linear(attention(q_local, f_local)), linear(attention(q_global, seen))
             total = F.cross_entropy(p_local, batch.y)
             if self.exchange:
                 total = total + F.cross_entropy(p_global, batch.y)
             if self.excitation:
-                scores = zip(alpha(p_local, batch.y, ours), alpha(p_global, batch.y, theirs), strict=True)
-                for (a_local, a_global), w_local, w_global in zip(scores, ours, theirs, strict=True):
-                    distances = (w_local.weight - w_global.weight).square().sum(dim=(1, 2, 3))
-                    total = total + self.xi / 2 * (distances * excited(a_local, a_global)).sum()
+                a_local = alpha(p_local, batch.y, f_local, f_local, maps_local)
+                a_global = alpha(p_global, batch.y, seen, f_global, maps_global)
+                for (ours, theirs), chosen in zip(filters, map(excited, a_local, a_global), strict=True):
+                    total = total + self.xi / 2 * (chosen * (ours - theirs).square().sum(dim=(1, 2, 3))).sum()
             return total
 
-        return [Phase(self.epochs, trains=local.layers, loss=loss, reuse=False)]
+        return [Phase(self.epochs, trains=client.net.layers, loss=loss, reuse=False)]
 
 
-def classifier(net: Net) -> tuple[CrossAttention, nn.Module]:
-    """The head's attention block, and what follows it."""
-    head = net.module.get_submodule(net.head_path)
-    if not isinstance(head, nn.Sequential) or not isinstance(head[0], CrossAttention):
-        raise NetError("PSE needs a network whose head begins with an attention block.", "Take net = 'conv3attn'.")
-    return head[0], head[1:]
+def divide(net: Net) -> tuple[nn.Sequential, CrossAttention, nn.Module]:
+    """The extractor, the classifier's attention block, and its linear layers with the pooling before them."""
+    if isinstance(net.module, nn.Sequential):
+        match list(net.module):
+            case [*extractor, nn.Sequential() as head]:
+                match list(head):
+                    case [CrossAttention() as attention, *linear]:
+                        return nn.Sequential(*extractor), attention, nn.Sequential(*linear)
+    raise NetError("PSE needs convolutions in a row and a head that begins with attention.", "Take net = 'conv3attn'.")
 
 
-def convolutions(net: Net) -> list[nn.Conv2d]:
-    """The extractor's convolutions."""
-    head = set(net.module.get_submodule(net.head_path).modules())
-    found = [m for m in net.module.modules() if isinstance(m, nn.Conv2d) and m not in head]
-    if not found or len(biases(found)) < len(found):
-        raise NetError("PSE needs an extractor of convolutions that have a bias.", "Take net = 'conv3attn'.")
-    return found
+def weights(extractor: nn.Sequential) -> list[Tensor]:
+    """The filters of every convolution."""
+    return [layer.weight for layer in extractor if isinstance(layer, nn.Conv2d)]
 
 
-def biases(layers: Sequence[nn.Conv2d]) -> list[Tensor]:
-    """Their biases."""
-    return [layer.bias for layer in layers if layer.bias is not None]
+def extract(extractor: nn.Sequential, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The features, and the maps that the convolutions gave on the way."""
+    maps = []
+    for layer in extractor:
+        x = layer(x)
+        if isinstance(layer, nn.Conv2d):
+            maps.append(x)
+    return x, maps
 
 
-def alpha(p: Tensor, y: Tensor, layers: Sequence[nn.Conv2d]) -> tuple[Tensor, ...]:
-    """What each channel of these convolutions contributes to the true class (equation 3).
+def alpha(p: Tensor, y: Tensor, seen: Tensor, features: Tensor, maps: Sequence[Tensor]) -> list[Tensor]:
+    """What each channel contributes to the true class: Grad-CAM's weights, the mean over the batch (equation 3).
 
-    A bias is added at every position of its map, so the derivative with respect to it is the sum over positions.
+    `seen` is the extractor's output as the classifier saw it.
     """
     true_class = p.gather(1, y.unsqueeze(1)).mean()
-    return torch.autograd.grad(true_class, biases(layers), retain_graph=True)
+    arriving = torch.autograd.grad(true_class, seen, retain_graph=True)
+    return [g.sum(dim=(0, 2, 3)) for g in torch.autograd.grad(features, maps, arriving, retain_graph=True)]
 
 
 def excited(a_local: Tensor, a_global: Tensor) -> Tensor:
-    """Channels that do more for the true class in the global model than in the local one, by the layer's mean or more."""
+    """The channels whose lead in the global model is positive and not below the layer's mean."""
     delta = (a_global.sigmoid() - a_local.sigmoid()).clamp(min=0)
     return (delta > 0) & (delta >= delta.mean())

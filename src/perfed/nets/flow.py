@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from perfed.errors import NetError
 from perfed.nets import steps
@@ -118,8 +117,9 @@ class _Walk:
     def visit(self, node: fx.Node, x: Tensor) -> None:
         """Find the shape and the channels of one step's output."""
         self.values[node] = self._value(node, x)
-        sources = {source.name for source in node.all_input_nodes}
-        channels = self._channels(node, [self.channels[s.name] for s in node.all_input_nodes if s.name in self.channels])
+        inputs = [source.name for source in node.all_input_nodes]
+        channels = self._channels(node, [self.channels[name] for name in inputs if name in self.channels])
+        sources = set(inputs)
         if channels:
             self.channels[node.name] = channels
         if sources <= self.common:
@@ -131,16 +131,16 @@ class _Walk:
         made, module = self.values[node], self._submodule(node)
         if module is not None and steps.is_layer(module):
             return self._through_layer(node, module, given)
-        if module is not None and isinstance(module, _BatchNorm):
+        if module is not None and steps.is_norm(module):
             self._own(node, module, given[0] if given else None, None)
             return given[0] if given else None
-        if not given or not isinstance(made, Tensor):
+        if not given or steps.is_size(made):
             return None
         if steps.is_flattening(node, module):
             return self._through_flatten(node, given[0])
         sources = [s for s in node.all_input_nodes if isinstance(self.values[s], Tensor)]
         shapes = [tuple(self.values[s].shape) for s in sources]
-        if not steps.keeps_channels(node, module, len(shapes[0])):
+        if not isinstance(made, Tensor) or not steps.keeps_channels(node, module, len(shapes[0])):
             self._refuse(node, "it does not keep channels apart")
         if len(given) != len(sources) or len(set(given)) > 1 or len({len(shape) for shape in shapes}) > 1:
             self._refuse(node, f"its inputs of shapes {_per_sample(shapes)} do not have the same channels")
@@ -151,13 +151,14 @@ class _Walk:
 
     def _through_layer(self, node: fx.Node, module: nn.Module, given: list[Channels]) -> Channels | None:
         """A convolution or a linear layer: takes channels, makes new ones, or the logits."""
-        x = self.values[node.all_input_nodes[0]]
+        source = node.all_input_nodes[0]
+        x = self.values[source]
         if getattr(module, "groups", 1) != 1:
             self._refuse(node, "its channels are in groups")
         if isinstance(module, nn.Linear) and x.dim() != 2:
             self._refuse(node, f"it works on samples of shape {_per_sample([x.shape])}, not on flat ones")
-        if len(node.all_input_nodes) != 1 or x.dim() < 2:
-            self._refuse(node, "it does not take one batch")
+        if not given and source.name not in self.common:
+            self._refuse(node, "the channels of its input are not known")
         made = None if node in self.classifiers else Channels(int(self.values[node].shape[1]))
         self._own(node, module, made, given[0] if given else None)
         if made:
@@ -190,7 +191,7 @@ class _Walk:
             return steps.constant(node, self.module)
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: self.values[source])
         module = self._submodule(node)
-        if isinstance(module, _BatchNorm):
+        if steps.is_norm(module):
             return args[0]  # of the same shape, and the running statistics stay as they are
         if module is not None and not steps.is_layer(module) and module.state_dict():
             self._refuse(node, "its parameters cannot be divided by channels")
@@ -238,13 +239,14 @@ def _needed(graph: fx.Graph) -> list[fx.Node]:
 
 def _classifiers(module: nn.Module, nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """The layers that make the logits: those with no other layer between them and the output."""
-    found, open_ends = set(), [node for node in nodes if node.op == "output"]
-    while open_ends:
-        for node in open_ends.pop().all_input_nodes:
+    found: set[fx.Node] = set()
+    reached = {node for node in nodes if node.op == "output"}
+    for node in reversed(nodes):
+        if node in reached:
             if steps.is_layer(steps.module_of(node, module)):
                 found.add(node)
-            elif node not in found:
-                open_ends.append(node)
+            else:
+                reached.update(node.all_input_nodes)
     return found
 
 

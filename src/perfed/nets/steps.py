@@ -9,29 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
-from torch.nn.modules import activation, dropout, pooling
+from torch.nn.modules.batchnorm import _BatchNorm
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
-# Modules, functions and tensor methods of which every channel's output depends on that channel alone.
-_ACTIVATIONS = {
-    *("ReLU ReLU6 LeakyReLU RReLU ELU SELU CELU GELU SiLU Mish Sigmoid Tanh Softplus Softsign Softshrink").split(),
-    *("Hardtanh Hardswish Hardsigmoid Hardshrink Tanhshrink LogSigmoid Threshold").split(),
-}
-_POOLS = {f"{kind}Pool{n}d" for kind in ("Max", "Avg", "AdaptiveMax", "AdaptiveAvg", "LP") for n in (1, 2, 3)}
-_DROPOUTS = {"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"}
+# Modules, functions and tensor methods of which every channel's output depends on that channel's input alone.
+_PLACES = (1, 2, 3)
 _MODULES = (
-    nn.Identity,
-    *(getattr(activation, name) for name in sorted(_ACTIVATIONS)),
-    *(getattr(dropout, name) for name in sorted(_DROPOUTS)),
-    *(getattr(pooling, name) for name in sorted(_POOLS)),
+    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
+    *(nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Threshold),
+    *(nn.Dropout, nn.AlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(getattr(nn, f"{kind}Pool{n}d") for kind in ("Max", "Avg", "AdaptiveMax", "AdaptiveAvg") for n in _PLACES),
 )
 _NAMES = {
-    *("relu relu_ relu6 leaky_relu rrelu elu selu celu gelu silu mish sigmoid tanh softplus softsign softshrink").split(),
-    *("hardtanh hardswish hardsigmoid hardshrink tanhshrink logsigmoid threshold").split(),
-    *(f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_max", "adaptive_avg", "lp") for n in (1, 2, 3)),
-    *("dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout").split(),
-    *("add add_ sub mul mul_ neg abs square sqrt exp clamp clip contiguous detach").split(),
+    *("relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "sigmoid"),
+    *("logsigmoid", "tanh", "softsign", "hardtanh", "hardswish", "hardsigmoid", "threshold", "clamp", "clip"),
+    *("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "contiguous", "abs", "square"),
+    *(f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_max", "adaptive_avg") for n in _PLACES),
+    *("add", "add_", "sub", "mul", "mul_", "neg"),
 }
 _FUNCTIONS = {
     operator.add,
@@ -54,14 +49,24 @@ def module_of(node: fx.Node, root: nn.Module) -> nn.Module | None:
     return root.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-def is_layer(module: nn.Module | None) -> bool:
+def is_layer(module: object) -> bool:
     """Whether a module is a convolution or a linear layer and computes nothing else."""
     return isinstance(module, LAYERS) and any(type(module).forward is kind.forward for kind in LAYERS)
 
 
+def is_norm(module: object) -> bool:
+    """Whether a module is a BatchNorm and computes nothing else."""
+    return isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
+
+
 def is_flattening(node: fx.Node, module: nn.Module | None) -> bool:
     """Whether a step gives the same elements another shape."""
-    return isinstance(module, nn.Flatten) or node.target in _FLATTENINGS
+    return isinstance(module, nn.Flatten) if node.op == "call_module" else node.target in _FLATTENINGS
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value is a size or the like, made of plain numbers."""
+    return all(map(is_size, value)) if isinstance(value, tuple | list) else isinstance(value, int | float)
 
 
 def keeps_channels(node: fx.Node, module: nn.Module | None, dims: int) -> bool:
@@ -84,7 +89,8 @@ def make_flatten(node: fx.Node) -> None:
 
 def make_out_of_place(node: fx.Node) -> None:
     """Write `x += y` as `x + y`: in a sub-network, x may be a part of another tensor."""
-    node.target = _OUT_OF_PLACE.get(node.target, node.target)
+    if node.op != "call_module":
+        node.target = _OUT_OF_PLACE.get(node.target, node.target)
 
 
 def runnable(node: fx.Node, module: nn.Module | None) -> Callable[..., Any]:

@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from perfed.nets import steps
 from perfed.nets.channels import channel_map
@@ -57,14 +56,12 @@ class Subnets:
             return parts[source.name]
 
         for node, run, sliced in self._steps:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: whole[source.name])
-            whole[node.name] = run(*args, **kwargs)
+            whole[node.name] = _call(run, node, lambda source: whole[source.name])
             if sliced:
-                made = []
-                for side, part in enumerate(sliced):
-                    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source, side=side: pair(source)[side])
-                    made.append(part(*args, **kwargs))
-                parts[node.name] = (made[0], made[1])
+                parts[node.name] = (
+                    _call(sliced[0], node, lambda source: pair(source)[0]),
+                    _call(sliced[1], node, lambda source: pair(source)[1]),
+                )
         return whole[last.name], *pair(last)
 
     def _divide(self, source: fx.Node, value: Any) -> Pair:
@@ -78,11 +75,11 @@ class Subnets:
 
     def _sliced(self, node: fx.Node, run: Run) -> tuple[Run, Run]:
         """A step of the two sub-networks."""
-        if not isinstance(run, nn.Module) or not (steps.is_layer(run) or isinstance(run, _BatchNorm)):
+        slice_of = _layer if steps.is_layer(run) else _norm if steps.is_norm(run) else None
+        if slice_of is None:
             return run, run
         made = self._slices(self._flow.channels.get(node.name))
         given = self._slices(self._flow.channels.get(node.all_input_nodes[0].name))
-        slice_of = _norm if isinstance(run, _BatchNorm) else _layer
         return slice_of(run, made[0], given[0]), slice_of(run, made[1], given[1])
 
     def _slices(self, channels: Channels | None) -> tuple[slice, slice]:
@@ -90,6 +87,11 @@ class Subnets:
             return slice(None), slice(None)
         cut = channels.cut(self._p)
         return slice(cut, None), slice(None, cut)
+
+
+def _call(run: Run, node: fx.Node, value: Callable[[fx.Node], Any]) -> Any:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+    return run(*args, **kwargs)
 
 
 def _layer(module: Any, rows: slice, columns: slice) -> Run:
@@ -106,7 +108,7 @@ def _layer(module: Any, rows: slice, columns: slice) -> Run:
     return run
 
 
-def _norm(module: Any, rows: slice, _: slice) -> Run:
+def _norm(module: Any, rows: slice, columns: slice) -> Run:
     """A BatchNorm of some channels, which leaves the running statistics as they are."""
 
     def run(x: Tensor) -> Tensor:
