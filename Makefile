@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint format clean
 
 demo: $(READY)  ## compare all methods on embedded real data: a leaderboard and figures in demo/
-	$(BIN)/python -m perfed.demo --out demo
+	rm -rf demo
+	$(BIN)/perfed demo --out demo
 
 test: $(READY) lint  ## the whole check: format, lint, types, tests
 	$(BIN)/pytest -n 2 --dist worksteal

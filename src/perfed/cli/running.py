@@ -102,6 +102,19 @@ def resume(
     report(result, as_json)
 
 
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the runs, the leaderboard and the figures go.")] = Path("demo"),
+    workers: Annotated[int, typer.Option(help="Processes that compute.", min=1)] = 2,
+    as_json: Json = False,
+) -> None:
+    """Compare all methods on embedded real data: twenty clients, two handwritten digits each."""
+    from perfed.demo import demo as run_demo
+
+    with Watching(out) as watching:
+        made = run_demo(out, workers=workers, announce=_announcer(watching))
+    report_comparison(made, as_json)
+
+
 def report(result: Result, as_json: bool) -> None:
     """Print a run's result."""
     from perfed.report.tables import result_table

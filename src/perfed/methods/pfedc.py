@@ -81,16 +81,16 @@ class PFedC(Method):
         """The client's pi_i: whether it has the class, for each row of the head."""
         return self.tasks(client.net).held(client.data.class_counts)
 
-    @torch.no_grad()
     def personal(self, client: Client) -> None:
-        """Take over the means of the held branches; the others are the client's own."""
-        held, own = self.held(client), client.net.module.state_dict()
-        for name, mean in self.means(client).items():
-            own[name][held] = mean[held]
+        """The held branches are the received means, the others the client's own."""
+        self.take_over(client, within("branch", client.received))
 
-    def means(self, client: Client) -> State:
-        """The mean of every branch, as received."""
-        return within("branch", client.received)
+    @torch.no_grad()
+    def take_over(self, client: Client, means: State) -> None:
+        """Put the means of the held branches into the network."""
+        held, own = self.held(client), client.net.module.state_dict()
+        for name, mean in means.items():
+            own[name][held] = mean[held]
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """The sum of the branch losses, or for the representation their MGDA-UB combination."""
@@ -119,9 +119,13 @@ class PFedC(Method):
         """Start from the received means; the held branches go back."""
         self.personal(client)
         self.fit(client, self.phases(client))
-        held, state = self.held(client).float(), client.weights()
-        branches = {name: masked(state[name], held) for name in head_names(client.net)}
+        branches, held = self.contribution(client)
         return client.update(extra=under("branch", branches) | {PRESENCE: held})
+
+    def contribution(self, client: Client) -> tuple[State, Tensor]:
+        """The held branches, zeros in the place of the others, and pi_i."""
+        held, state = self.held(client).float(), client.weights()
+        return {name: masked(state[name], held) for name in head_names(client.net)}, held
 
     # The server's side
 

@@ -1,0 +1,1 @@
+"""What keeps a client's values from the server: encryption."""
