@@ -39,7 +39,7 @@ ROWS: dict[str, Row] = {
     "fedprox": Row(private=False),
     "fedrep": Row({"head_epochs": 2}),
     "fedrod": Row(),
-    "l2gd": Row(),
+    "l2gd": Row(secret=False),
     "lgfedavg": Row(),
     "local": Row(travels=False),
     "perfedavg": Row(private=False),

@@ -245,11 +245,13 @@ def test_no_distillation_while_a_sub_network_is_empty(digits: Federation) -> Non
 # From round to round
 
 
-def test_a_newly_private_channel_starts_from_what_the_server_sent_last(digits: Federation, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["normed", "conv3"])
+def test_a_newly_private_channel_starts_from_what_the_server_sent_last(
+    digits: Federation, tmp_path: Path, name: str
+) -> None:
     method = CD2pFed(lr=0.1)
-    simulation = Simulation(
-        digits, method.build(normed_net()), method, Settings(rounds=6, fraction=0.5), directory=tmp_path
-    )
+    net = normed_net() if name == "normed" else small_net(digits, "conv3", hidden=8)
+    simulation = Simulation(digits, method.build(net), method, Settings(rounds=6, fraction=0.5), directory=tmp_path)
     gaps = 0
     for t in range(1, 7):
         for number in range(6):

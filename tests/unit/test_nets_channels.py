@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perfed import nets
+from perfed.core.state import complement
 from perfed.errors import NetError
 from perfed.nets.channels import channel_map
 from perfed.nets.flow import Channels
@@ -142,8 +143,11 @@ def test_a_mask_takes_no_memory_of_its_tensor() -> None:
     net = nets.build("mlp", (1, 28, 28), 10)
     weight = net.module.state_dict()["fc1.weight"]
     mask = channel_map(net).mask("fc1.weight", weight, 0.5)
+    others = complement(mask)
     assert isinstance(mask, Tensor)
-    assert mask.untyped_storage().nbytes() == 200
+    assert isinstance(others, Tensor)
+    assert torch.equal(others, ~mask)
+    assert mask.untyped_storage().nbytes() == others.untyped_storage().nbytes() == 200
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class Plan:
     """The answers of one method for one network over T rounds."""
 
     def __init__(self, method: Method, net: Net, rounds: int) -> None:
-        self.method, self.rounds = method, rounds
+        self.method, self.net, self.rounds = method, net, rounds
         self.initial: State = {
             name: tensor.detach().clone(memory_format=torch.contiguous_format)
             for name, tensor in net.module.state_dict().items()

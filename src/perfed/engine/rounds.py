@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,17 @@ class Simulation:
         self.history: list[dict[str, Any]] = []
         self.faults: list[dict[str, Any]] = []
         self._metrics: dict[str, float] = {}
-        server = self._restore()
-        slots = Slots(self.store.slot, self.store.slots)
-        self.server = Server(server, self.plan, federation.num_clients, settings.seed, slots, len(federation.unseen))
-        self.executor = executor(self.worker) if executor else executors.make(self.worker, workers, self.store.unlock)
+        try:
+            server = self._restore()
+            slots = Slots(self.store.slot, self.store.slots)
+            self.server = Server(
+                server, self.plan, federation.num_clients, settings.seed, slots, len(federation.unseen)
+            )
+            make = executor or partial(executors.make, workers=workers, in_child=self.store.unlock)
+            self.executor = make(self.worker)
+        except BaseException:
+            self.store.close()
+            raise
 
     def run(self, stop_after: int | None = None) -> Outcome | None:
         """Run the remaining rounds, or those up to `stop_after`; the outcome if the last round is done."""

@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -36,15 +36,14 @@ class Store:
         self._lock = _lock(directory) if directory else None
         self._pending: dict[tuple[str, int], tuple[int, State]] = {}
         self._cache = _Cache(cache_bytes)
-        with self._guard():
-            self._db = sqlite3.connect(directory / FILE if directory else ":memory:", isolation_level=None)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.unlock)
             with self._guard():
+                self._db = sqlite3.connect(directory / FILE if directory else ":memory:", isolation_level=None)
+                undo.callback(self._db.close)
                 self._open()
                 self._chain = self._verify(fingerprint)
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def _open(self) -> None:
         if not self._db.execute("select count(*) from sqlite_master").fetchone()[0]:

@@ -5,9 +5,9 @@
 
 Wang, Yurochkin, Sun, Papailiopoulos, Khazaeni: Federated Learning with Matched Averaging. ICLR 2020.
 
-Differences from the paper: the global network has the clients' size; the paper's prior lets it grow. In every round all
-layers are matched at once, and clients go on from the result; the paper sends back one layer at a time, frozen, and
-each client goes on with its own layers above it. `layerwise` trains as many layers less each round as are matched.
+Differences from the paper: the global network has the clients' size; the paper's prior lets it grow. In every round
+all layers are matched at once, one upon the other, and clients go on from the result; the paper sends back one layer
+at a time, frozen, and each client goes on with its own layers above it. Hidden layers are weighted by data size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from perfed.core.client import Client, Update
-from perfed.core.fit import Phase
 from perfed.core.method import Method
 from perfed.core.plan import Round
 from perfed.core.registry import register
@@ -39,16 +38,10 @@ class FedMA(Method):
 
     sweeps: int = 5
     """how many times every client is matched again to the mean of the others"""
-    layerwise: bool = False
 
     title = "FedMA"
     cites = "Wang et al.: Federated Learning with Matched Averaging. ICLR 2020"
     sends = "the whole network and its class counts"
-
-    def phases(self, client: Client) -> Sequence[Phase]:
-        layers = client.net.layers
-        n = (client.round.t - 1) % len(layers) if self.layerwise else 0
-        return [Phase(self.epochs, trains=layers[n:])]
 
     def train(self, client: Client) -> Update:
         """A local round, and how many samples of each class it saw."""
@@ -62,15 +55,15 @@ class FedMA(Method):
 
     def schema(self, server: Server, round: Round) -> State:
         """The network and the class counts."""
-        return super().schema(server, round) | {COUNTS: torch.zeros(_net(server).num_classes, dtype=torch.int64)}
+        return super().schema(server, round) | {COUNTS: torch.zeros(server.plan.net.num_classes, dtype=torch.int64)}
 
     def combine(self, server: Server, updates: Sequence[Update], round: Round) -> State:
         """Match the neurons, average, and average the head's rows by class."""
-        sizes, net = [update.weight for update in updates], _net(server)
+        sizes, net = [update.weight for update in updates], server.plan.net
         networks = [{name: u.state[name] for name in u.state if name in server.plan.parts} for u in updates]
         aligned = align(networks, sizes, net, self.sweeps)
         state = super().combine(server, [replace(u, state=a) for u, a in zip(updates, aligned, strict=True)], round)
-        counts = torch.stack([u.state[COUNTS] for u in updates]).double()
+        counts = torch.stack([u.state[COUNTS] for u in updates]).double().clamp(min=0)
         counts[:, counts.sum(dim=0) == 0] = torch.tensor(sizes, dtype=torch.float64).unsqueeze(1)
         share = counts / counts.sum(dim=0)
         for name in sorted(net.names(net.head) & aligned[0].keys()):
@@ -82,7 +75,7 @@ class FedMA(Method):
 
 def align(networks: Sequence[State], sizes: Sequence[float], net: Net, sweeps: int) -> list[State]:
     """The same networks, their neurons in matching order."""
-    aligned, known = list(networks), {None}
+    aligned, known = list(networks), set[Neurons | None]([None])
     parameters = {name for name, _ in net.module.named_parameters()}
     for neurons in hidden_neurons(net):
         told = [
@@ -120,7 +113,3 @@ def nearest(places: Tensor, neurons: Tensor) -> Tensor:
     """Which neuron goes to each place so that the summed squared distance is least."""
     _, order = linear_sum_assignment((places @ neurons.T).numpy(), maximize=True)
     return torch.from_numpy(order)
-
-
-def _net(server: Server) -> Net:
-    return next(iter(server.plan.parts.values())).net

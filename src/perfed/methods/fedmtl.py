@@ -20,7 +20,7 @@ are raised to 1e-4 of the largest. Tasks are the clients heard of; one is unrela
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
@@ -83,9 +83,13 @@ class FedMTL(Method):
         weights = client.weights()
         return client.update(extra=under("w", {name: weights[name] for name in self.coupled(client.plan)}))
 
+    def join(self, client: Client) -> None:
+        """A new client learns its task as the others do."""
+        self.fit(client, [replace(phase, epochs=self.join_epochs) for phase in self.phases(client)], "join")
+
     def coupled(self, plan: Plan) -> list[str]:
         """The parameters that are a task's column of W."""
-        layers = next(iter(plan.parts.values())).net.layers[-self.coupled_layers :]
+        layers = plan.net.layers[-self.coupled_layers :]
         return [name for name, part in plan.parts.items() if part.layer in layers and not part.is_buffer]
 
     # The server's side
@@ -138,6 +142,8 @@ class FedMTL(Method):
         for name in columns[0]:
             part = torch.stack([column[name].flatten() for column in columns])
             gram += (part @ part.T).double()
+        if not bool(gram.isfinite().all()):
+            return server.state
         sigma = covariance(gram) * len(tasks) / server.participants
         return server.state | {OMEGA: torch.linalg.inv(sigma).float(), TASKS: torch.tensor(tasks)}
 

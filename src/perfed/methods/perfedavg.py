@@ -14,6 +14,7 @@ weighted by data size. A client's final step is on all its training data.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Annotated, Literal
 
 import torch
@@ -26,6 +27,8 @@ from perfed.core.method import Method
 from perfed.core.proximal import parameters
 from perfed.core.registry import register
 from perfed.core.state import State
+
+PIECE = 64
 
 
 @register("perfedavg")
@@ -90,12 +93,24 @@ class PerFedAvg(Method):
 
     def statistics(self, client: Client) -> State:
         """A copy of the buffers."""
-        return {name: tensor.clone() for name, tensor in client.net.module.named_buffers()}
+        return {name: tensor.clone() for name, tensor in client.net.module.named_buffers() if name in client.plan.parts}
 
     def adapt(self, client: Client) -> None:
-        """theta, and fine-tuning if asked."""
+        """theta, by steps on all the client's training data; then fine-tuning, if asked."""
+
+        def all_data(client: Client, batch: Batch) -> Tensor:
+            """The mean loss, piece by piece, so that memory does not grow with the client."""
+            parts = torch.arange(len(batch.y)).tensor_split(ceil(len(batch.y) / PIECE))
+            losses = (
+                self.loss(client, Batch(batch.x[part], batch.y[part], batch.index[part])) * (len(part) / len(batch.y))
+                for part in parts
+            )
+            for _ in parts[1:]:
+                next(losses).backward()  # type: ignore[no-untyped-call]
+            return next(losses)
+
         step = Optimiser(lr=self.alpha, batch_size=client.size)
-        fit(client, [Phase(self.adapt_steps, trains=client.net.layers)], self.loss, step, "adapt")
+        fit(client, [Phase(self.adapt_steps, client.net.layers, loss=all_data)], self.loss, step, "adapt")
         super().adapt(client)
 
     def join(self, client: Client) -> None:

@@ -156,7 +156,7 @@ class PFedC(Method):
         means: State = {}
         for name, last in within("branch", server.state).items():
             total = torch.stack([masked(u.state[f"branch/{name}"], u.state[PRESENCE]) for u in updates]).sum(dim=0)
-            means[name] = torch.where(masked(torch.ones_like(last), count) > 0, masked(total, 1 / count.clamp(1)), last)
+            means[name] = mean_of_holders(total, count, last)
         return super().combine(server, bodies, round) | under("branch", means)
 
     # What a client predicts with
@@ -177,3 +177,8 @@ class PFedC(Method):
 def masked(rows: Tensor, mask: Tensor) -> Tensor:
     """The rows of a weight or bias, each times its entry of the mask."""
     return rows * mask.view(-1, *[1] * (rows.dim() - 1))
+
+
+def mean_of_holders(total: Tensor, count: Tensor, last: Tensor) -> Tensor:
+    """The rows of a sum, each divided by how many made it; the last mean where nobody did."""
+    return torch.where(masked(torch.ones_like(last), count) > 0, masked(total, 1 / count.clamp(1)), last)

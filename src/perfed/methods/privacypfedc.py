@@ -26,7 +26,7 @@ from perfed.core.server import Peer, Server
 from perfed.core.state import SEALED, Selection, State
 from perfed.core.state import check as check_schema
 from perfed.errors import StoreError
-from perfed.methods.pfedc import PFedC, masked
+from perfed.methods.pfedc import PFedC, mean_of_holders
 from perfed.nets.branches import head_names
 from perfed.nets.net import Net
 from perfed.privacy import ckks
@@ -68,7 +68,7 @@ class PrivacyPFedC(PFedC):
     def train(self, client: Client) -> Update:
         """Open the sums, train, and seal what the next ones are made of."""
         started = perf_counter()
-        means = self.open(client)
+        means = self.unseal(client)
         opened = perf_counter()
         self.fit(client, self.phases(client))
         trained = perf_counter()
@@ -83,41 +83,35 @@ class PrivacyPFedC(PFedC):
         return update
 
     def personal(self, client: Client) -> None:
-        """What the opened sums say about the held branches; the others are the client's own."""
-        self.open(client)
+        """The held branches are the opened means, the others the client's own."""
+        self.unseal(client)
 
-    def open(self, client: Client) -> State:
-        """Put the opened means into the network; returns those of all branches."""
-        first = {name: client.plan.initial[name] for name in head_names(client.net)}
-        means = self.branch_means(client, first)
-        self.take_over(client, means)
-        bodies = client.received.get(BODY)
-        if bodies is not None and bodies.any():
-            like = {name: client.plan.initial[name] for name in self.body_names(client.net)}
-            values = ckks.keyring(self.keys).open(bodies, flat(like).numel() + 1)
+    def unseal(self, client: Client) -> State:
+        """Put the opened means of the held branches, and of the body if sealed, into the network; return all means."""
+        keys, initial = ckks.keyring(self.keys), client.plan.initial
+        means = {name: initial[name] for name in head_names(client.net)}
+        if (sealed := client.received.get(BRANCH)) is not None and sealed.any():
+            means = self.means(keys, sealed, means, client.num_clients)
+        if (sealed := client.received.get(BODY)) is not None and sealed.any():
+            like = {name: initial[name] for name in self.body_names(client.net)}
+            values = keys.open(sealed, size_of(like) + 1)
             client.load(shaped(values[:-1] / values[-1], like))
+        self.take_over(client, means)
         return means
 
-    def branch_means(self, client: Client, first: State) -> State:
-        """Every branch's mean over its holders, or, where there were none, the mean before; at first the initial one."""
-        sealed = client.received.get(BRANCH)
-        if sealed is None or not sealed.any():
-            return first
-        size, rows = flat(first).numel(), len(self.held(client))
-        total, count, before, clients = (
-            ckks.keyring(self.keys).open(sealed, 2 * size + rows + 1).split([size, rows, size, 1])
-        )
-        if not bool(1 <= clients <= client.num_clients) or not bool(
-            (count == count.round().clamp(0, clients[0])).all()
-        ):
+    @staticmethod
+    def means(keys: ckks.Keyring, sealed: Tensor, like: State, clients: int) -> State:
+        """Every branch's mean over its holders, or the mean before where there were none."""
+        size, rows = size_of(like), len(next(iter(like.values())))
+        total, count, before, n = keys.open(sealed, 2 * size + rows + 1).split_with_sizes([size, rows, size, 1])
+        whole, n = count.round(), n.round()
+        if not bool((((count - whole).abs() < 1e-3) & (whole >= 0) & (whole <= n) & (n >= 1) & (n <= clients)).all()):
             raise StoreError(
-                "The sums of this run were not sealed with the clients' present key.",
+                f"The sums of this run cannot be opened with the key in {keys.path}.",
                 "Set keys to the file with which the run began.",
             )
-        held = {name: masked(torch.ones_like(tensor), count) > 0 for name, tensor in first.items()}
-        means = {name: masked(tensor, 1 / count.clamp(1)) for name, tensor in shaped(total, first).items()}
-        last = shaped(before / clients, first)
-        return {name: torch.where(held[name], means[name], last[name]).to(first[name].dtype) for name in first}
+        sums, last = shaped(total, like), shaped(before / n, like)
+        return {name: mean_of_holders(sums[name], whole, last[name]).to(like[name].dtype) for name in like}
 
     def seal(self, client: Client, means: State) -> State:
         """The held branches, pi_i, the means before and a 1; with `encrypt_body` also size times body, and size."""
@@ -144,11 +138,11 @@ class PrivacyPFedC(PFedC):
 
     def start(self, net: Net, clients: int, initial: State) -> State:
         """No sums yet: empty ciphertexts."""
-        size, rows = flat({name: initial[name] for name in head_names(net)}).numel(), self.tasks(net).rows.shape[1]
-        sizes = {BRANCH: 2 * size + rows + 1}
+        branches = {name: initial[name] for name in head_names(net)}
+        counts = {BRANCH: 2 * size_of(branches) + len(next(iter(branches.values()))) + 1}
         if self.encrypt_body:
-            sizes[BODY] = flat({name: initial[name] for name in self.body_names(net)}).numel() + 1
-        empty = {n: torch.zeros(ckks.rows(size), ckks.FRAME, dtype=torch.uint8) for n, size in sizes.items()}
+            counts[BODY] = size_of({name: initial[name] for name in self.body_names(net)}) + 1
+        empty = {name: torch.zeros(ckks.rows(n), ckks.FRAME, dtype=torch.uint8) for name, n in counts.items()}
         return Method.start(self, net, clients, initial) | empty
 
     def send(self, server: Server, peer: Peer, round: Round) -> State:
@@ -177,6 +171,11 @@ def sealed_in(state: Mapping[str, Tensor]) -> State:
     return {name: tensor for name, tensor in state.items() if name.startswith(SEALED)}
 
 
+def size_of(state: State) -> int:
+    """The number of values."""
+    return sum(tensor.numel() for tensor in state.values())
+
+
 def flat(state: Mapping[str, Tensor]) -> Tensor:
     """All values in one vector of double precision."""
     return torch.cat([tensor.flatten().double() for tensor in state.values()])
@@ -184,5 +183,5 @@ def flat(state: Mapping[str, Tensor]) -> Tensor:
 
 def shaped(values: Tensor, like: State) -> State:
     """The inverse of `flat`, still in double precision."""
-    parts = values.split([tensor.numel() for tensor in like.values()])
+    parts = values.split_with_sizes([tensor.numel() for tensor in like.values()])
     return {name: part.view(like[name].shape) for (name, part) in zip(like, parts, strict=True)}

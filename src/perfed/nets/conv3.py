@@ -7,7 +7,9 @@ convolutions and the linear width are not in it and are chosen here.
 
 In `conv3attn` the whole classifier is one layer, the head: an `nn.Sequential` that begins with the attention
 block. So every method that parts a body from a head parts the extractor from the classifier, as the paper
-does, and the head receives the last convolution's feature map.
+does, and the head receives the last convolution's feature map. Its weights start from He's initialisation (K. He
+et al., Delving deep into rectifiers, ICCV 2015): from PyTorch's own the signal fades before it has passed the
+attention, which has no residual connection, and at the paper's learning rate training does not set in.
 """
 
 from __future__ import annotations
@@ -44,7 +46,11 @@ def conv3attn(
     for linear in _linear(input_shape, hidden, num_classes).values():
         modules |= linear
     head: Layers = {"classifier": {"classifier": nn.Sequential(OrderedDict(modules))}}
-    return stack({**_extractor(input_shape[0]), **head}, input_shape, num_classes)
+    net = stack({**_extractor(input_shape[0]), **head}, input_shape, num_classes)
+    for module in net.module.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+    return net
 
 
 def _extractor(channels: int) -> Layers:

@@ -1,7 +1,8 @@
 """Sums under encryption: clients seal values, the server adds what it cannot read, clients open the sum.
 
 The scheme is CKKS (Cheon, Kim, Kim, Song: Homomorphic Encryption for Arithmetic of Approximate Numbers. ASIACRYPT 2017)
-as TenSEAL has it, at 128 bits of security: polynomials of degree 4096 and a modulus of 109 bits, 54 of them for values.
+as TenSEAL has it: polynomials of degree 8192 and a modulus of 120 bits, 60 of them for values, which is well within
+128 bits of security (218 bits of modulus at this degree).
 
 - `Keyring` is the clients' side. Its file holds the secret key; who has the file can open every sum.
 - `check` and `add` are the server's side. They know the scheme's parameters and no key, neither secret nor public.
@@ -25,13 +26,13 @@ from torch import Tensor
 
 from perfed.errors import ExtraError, StoreError, UpdateError
 
-DEGREE = 4096
-MODULUS = (54, 55)
-SCALE = 2.0**38
+DEGREE = 8192
+MODULUS = (60, 60)
+SCALE = 2.0**44
 SLOTS = DEGREE // 2
 """values in one ciphertext"""
-GRID = 2.0**-18
-"""the step that values are rounded to; noise in a sum of a thousand ciphertexts stays below an eighth of it"""
+GRID = 2.0**-24
+"""the step that values are rounded to; the noise in a sum of a thousand ciphertexts stays below a half of it"""
 RANGE = 2.0**14
 """sums stay below this: half of what the modulus leaves above the scale"""
 FRAME = 2 * DEGREE * 8 + 1024
