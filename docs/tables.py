@@ -3,8 +3,7 @@
     python docs/tables.py            fill the marked places in README.md and docs/
     python docs/tables.py --check    fail if a page is not what results/ says
 
-A place is marked by `<!-- results:NAME -->` and `<!-- end -->`; NAME is `demo`, a recipe, or `RECIPE:METHOD` for the rows
-around one method.
+A place is marked by `<!-- results:NAME -->` and `<!-- end -->`; NAME is `demo` or a recipe.
 """
 
 from __future__ import annotations
@@ -42,8 +41,9 @@ def reproduction(name: str, found: dict[str, Any]) -> str:
     close, compared = found["within_2_points"]
     budget = f" --budget {found['budget']}"
     count = len(found["seeds"])
+    seeds = f"{count} seed{'s' if count > 1 else ''}"
     return (
-        f"{found['title']} ({found['paper']}, {found['table']}). {count} seed{'s' if count > 1 else ''}, accuracy in per cent.\n\n"
+        f"{found['title']} ({found['paper']}, {found['table']}). {seeds}, accuracy in per cent.\n\n"
         f"{markdown(found).strip()}\n\n{close} of {compared} within 2 points. Made by"
         f" `perfed reproduce {found['recipe']}{budget} --seeds {count}`; results/{name}.json,"
         f" partition {found['partition_sha256'][0][:12]}, torch {found['versions']['torch']}."

@@ -40,7 +40,7 @@ class Config(BaseModel):
     test: Literal["pooled", "published"] = Field("pooled", description="test data: pooled and split, or published")
     test_fraction: Share = Field(0.25, description="test share of every client with test = pooled")
     val_fraction: float = Field(0.1, ge=0, lt=1, description="share of the training part kept for validation")
-    shift: str | None = Field(None, description="what sets clients apart, e.g. rotation")
+    shift: str | None = Field(None, description="what sets clients apart, e.g. rotate:0,90")
     unseen: int = Field(0, ge=0, description="clients that never train and join at the end")
     external: str | None = Field(None, description="another data set to score on")
     assignment: str | None = Field(None, description="a CSV file of who has what")
@@ -189,7 +189,7 @@ def _paths(words: Mapping[str, Any]) -> dict[str, Any]:
     kind, colon, path = data["name"].partition(":")
     if colon and kind in ("folder", "npz") and path:
         data["name"] = f"{kind}:{_absolute(path)}"
-    elif not colon and ("/" in kind or (Path(kind).is_dir() and not _is_known(kind))):
+    elif not colon and ("/" in kind or kind.endswith(".npz") or (Path(kind).is_dir() and not _is_known(kind))):
         data["name"] = ("npz:" if kind.endswith(".npz") else "folder:") + _absolute(kind)
     split = words.get("split") or ""
     if split.startswith("file:") and len(split) > 5:

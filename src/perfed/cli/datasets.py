@@ -86,5 +86,7 @@ def show(
     worded["classes_per_client"] = f"{held.min()} to {held.max()}, {held.mean():.1f} on average"
     worded["shape"] = " x ".join(map(str, federation.input_shape))
     for key, value in worded.items():
-        table.add_row(key.replace("_", " "), str(value))
+        if key != "partition_sha256":
+            table.add_row(key.replace("_", " "), str(value))
     Console().print(table)
+    typer.echo(f"partition SHA-256: {federation.sha256}")

@@ -88,7 +88,7 @@ def show(
 def export(
     run: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
     client: Annotated[int, typer.Option(help="Whose personal model.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A directory for the files.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A directory for the files; RUN/client-N.")] = None,
     format: Annotated[str, typer.Option(help="safetensors, or onnx with the extra perfed[onnx].")] = "safetensors",
     as_json: Json = False,
 ) -> None:
@@ -96,7 +96,7 @@ def export(
     from perfed.export import export as write
     from perfed.result import Result
 
-    files = write(Result.load(run), client, out, format)
+    files = write(Result.load(run), client, out or run / f"client-{client}", format)
     if as_json:
         return print_json({"files": [str(file) for file in files]})
     for file in files:

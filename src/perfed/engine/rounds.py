@@ -308,7 +308,8 @@ class Simulation:
     def _ensemble(self, op: Operation, clients: Sequence[int], t: int, y: torch.Tensor) -> float:
         total = torch.zeros(0)
         for start in range(0, len(clients), 8):
-            tasks = [self._task(op, client, t) for client in clients[start : start + 8]]
+            adapt = self.method.adapts and self.settings.adapt != "never"
+            tasks = [self._task(op, client, t, adapt=adapt) for client in clients[start : start + 8]]
             for reply in self._compute(tasks, t, "voting"):
                 votes = reply.state["probabilities"].double()
                 total = votes if not len(total) else total + votes

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perfed.core import rng
 from perfed.core.client import Client
-from perfed.core.fit import pieces
+from perfed.core.fit import batches, pieces
 from perfed.core.method import Method, probabilities
 from perfed.core.plan import Plan, Round
 from perfed.core.state import Scalars, State
@@ -114,8 +114,11 @@ class Worker:
     def _measure(self, client: Client, task: Task) -> Reply:
         method, seen = self.method, task.options.get("seen", True)
         method.personal(client)
+        if method.buffers == "reset":
+            self._refresh(client)
         if task.op in ("new", "external"):
-            self._prepare(client, seen=seen)
+            if task.options.get("adapt", False):
+                self._prepare(client, seen=True)
             pooled = self.federation.pooled_test() if task.op == "new" else self.federation.external
             assert pooled is not None
             client.net.module.eval()
@@ -126,6 +129,21 @@ class Worker:
             self._prepare(client, seen=seen)
             state |= {f"after/{name}": value for name, value in self._score(client).items()}
         return Reply(client.id, state, {}, {})
+
+    @torch.no_grad()
+    def _refresh(self, client: Client) -> None:
+        """Take BatchNorm statistics that do not last anew from the client's own training data."""
+        module, data = client.net.module, client.data.train
+        layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        momenta = [layer.momentum for layer in layers]
+        module.train()
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # a plain mean over the batches
+        for index in batches(len(data), EVAL_BATCH, client.generator("refresh"), whole=True):
+            client.net(data.x[index])
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
 
     def _prepare(self, client: Client, *, seen: bool) -> None:
         if not seen:

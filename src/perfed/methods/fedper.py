@@ -13,6 +13,8 @@ from perfed.core.method import Method
 from perfed.core.plan import Part, Round
 from perfed.core.registry import register
 from perfed.core.state import Selection
+from perfed.errors import NetError
+from perfed.nets.net import Net
 
 
 @register("fedper")
@@ -28,6 +30,15 @@ class FedPer(Method):
     family = "split by layer"
     keeps = "the head"
     sends = "the body"
+
+    def build(self, net: Net) -> Net:
+        """Refuse to keep more layers than there are."""
+        if self.personal_layers > len(net.layers):
+            raise NetError(
+                f"personal_layers = {self.personal_layers}, but the network has {len(net.layers)} layers.",
+                "Keep at most all of them.",
+            )
+        return net
 
     def private(self, part: Part, round: Round) -> Selection:
         """Keep the last layers."""

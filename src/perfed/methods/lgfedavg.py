@@ -15,6 +15,8 @@ from perfed.core.method import Method
 from perfed.core.plan import Part, Round
 from perfed.core.registry import register
 from perfed.core.state import Selection
+from perfed.errors import NetError
+from perfed.nets.net import Net
 
 
 @register("lgfedavg")
@@ -30,6 +32,15 @@ class LGFedAvg(Method):
     family = "split by layer"
     keeps = "the body"
     sends = "the head"
+
+    def build(self, net: Net) -> Net:
+        """Refuse to share more layers than there are."""
+        if self.global_layers > len(net.layers):
+            raise NetError(
+                f"global_layers = {self.global_layers}, but the network has {len(net.layers)} layers.",
+                "Share at most all of them.",
+            )
+        return net
 
     def private(self, part: Part, round: Round) -> Selection:
         """Keep all but the last layers."""
