@@ -14,13 +14,12 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
-from torch.func import functional_call
-from torch.nn import functional as F
+from torch import Tensor, nn
 
 from perfed.core.client import Batch, Client, Update
 from perfed.core.fit import Phase
 from perfed.core.method import Method
+from perfed.core.proximal import parameters
 from perfed.core.registry import register
 from perfed.core.state import State, under, within
 from perfed.core.twin import twin
@@ -46,28 +45,31 @@ class APFL(Method):
 
     def train(self, client: Client) -> Update:
         """Every batch makes one step of v_i and one of w_i, both from where the last batch left them."""
-        mine, alpha = twin(client, self.own(client)), self.share(client).requires_grad_(self.adaptive)
-        v = dict(mine.net.module.named_parameters())
+        mixed, alpha, learns = twin(client, self.own(client)), self.share(client), self.adaptive
+        v = {name: nn.Parameter(tensor) for name, tensor in parameters(mixed.net).items()}
         optimiser = self.optimiser(client.round)
         sgd = optimiser.over(list(v.values()))
 
         def both(client: Client, batch: Batch) -> Tensor:
-            """Step v_i on the mixture's loss; return the loss of w_i."""
-            w = client.net.module.named_parameters()
-            mixture = {name: alpha * v[name] + (1 - alpha) * tensor.detach() for name, tensor in w}
-            sgd.zero_grad(set_to_none=True)
-            loss = F.cross_entropy(functional_call(mine.net.module, mixture, (batch.x,)), batch.y)
-            loss.backward()  # type: ignore[no-untyped-call]
+            """Step v_i, and with the round's first batch alpha_i, on the mixture's loss; return the loss of w_i."""
+            nonlocal alpha, learns
+            w = parameters(client.net)
+            mixed.load({name: alpha * v[name] + (1 - alpha) * w[name] for name in v})
+            mixed.net.module.zero_grad()
+            self.loss(mixed, batch).backward()  # type: ignore[no-untyped-call]
+            g = {name: m.grad for name, m in mixed.net.module.named_parameters() if m.grad is not None}
+            slope = torch.stack([((v[name] - w[name]) * g[name]).sum() for name in g]).sum().detach()
+            for name, gradient in g.items():
+                v[name].grad = alpha * gradient
             sgd.step()
+            if learns:
+                alpha, learns = (alpha - optimiser.lr * slope).clamp(0, 1), False
             client.meter.count(len(batch.y), sum(tensor.numel() for tensor in v.values()))
-            if alpha.grad is not None:
-                with torch.no_grad():
-                    alpha.sub_(optimiser.lr * alpha.grad).clamp_(0, 1)
-                alpha.requires_grad_(False).grad = None
             return self.loss(client, batch)
 
         self.fit(client, [Phase(self.epochs, trains=client.net.layers, loss=both)])
-        client.memory.update(under("v", mine.weights()) | {ALPHA: alpha.detach()})
+        mixed.load(v)
+        client.memory.update(under("v", mixed.weights()) | {ALPHA: alpha})
         return client.update()
 
     def own(self, client: Client) -> State:
@@ -76,7 +78,7 @@ class APFL(Method):
 
     def share(self, client: Client) -> Tensor:
         """alpha_i."""
-        return client.memory.get(ALPHA, torch.tensor(self.alpha)).clone()
+        return client.memory.get(ALPHA, torch.tensor(self.alpha))
 
     def personal(self, client: Client) -> None:
         """Predict with alpha_i v_i + (1 - alpha_i) w."""

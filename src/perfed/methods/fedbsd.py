@@ -13,8 +13,9 @@ replace the client's, its Algorithm 1 trains on from the client's own: both are 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,9 +36,9 @@ class FedBSD(Method):
 
     head_epochs: int = 10
     """epochs on the head with the received body frozen (E_h); `epochs` is E_b, those on the body"""
-    lam: float = 1.0
+    lam: Annotated[float, Field(ge=0)] = 1.0
     """weight of the distillation (lambda); 0 is FedRep with a uniform mean"""
-    tau: float = 2.0
+    tau: Annotated[float, Field(gt=0)] = 2.0
     """temperature of the distillation"""
     student: Literal["received", "own"] = "received"
     """the body that a round starts from and a client predicts with: the received one, or its own of its last round"""

@@ -38,7 +38,7 @@ def _binary(path: Path, column: int, columns: int) -> Pair:
     return rows[:, columns:], rows[:, column].astype(np.int64)
 
 
-def _source(  # noqa: PLR0917
+def _source(
     name: str,
     classes: tuple[str, ...],
     folder: Path,
