@@ -205,6 +205,7 @@ def test_centroids_are_weighted_by_class_counts_and_kept(digits: Federation) -> 
     a.state[COUNTS] = torch.tensor([0.0, 5.0] + [0.0] * 8)
     server.state = worker.method.combine(server, [a], Round(2, 5))
     assert server.state[CENTROIDS][:, 0].tolist() == pytest.approx([2.0, 1.0] + [2.5] * 8)
+    assert bool((server.state[COUNTS] > 0).all()), "every class has a centroid now"
 
 
 def test_a_network_without_a_body_is_refused(digits: Federation) -> None:

@@ -24,9 +24,9 @@ def test_without_distillation_the_global_model_is_fedavgs_to_the_bit(net: str, d
     hyper = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
     ours = stepped(make("pfedsd", lam=0.0, **hyper), digits, net=net, fraction=1.0)
     assert alike(ours.server.state, stepped(make("fedavg", **hyper), digits, net=net, fraction=1.0).server.state)
-    assert not alike(
-        ours.server.state, stepped(make("pfedsd", **hyper), digits, net=net, fraction=1.0).server.state
-    ), "the default is not the limit"
+    assert not alike(ours.server.state, stepped(make("pfedsd", **hyper), digits, net=net, fraction=1.0).server.state), (
+        "the default is not the limit"
+    )
 
 
 def test_a_step_by_hand_under_the_last_personal_model(digits: Federation) -> None:

@@ -141,7 +141,7 @@ class Simulation:
         """One round: sample, train, check, combine, measure, commit."""
         started = time.perf_counter()
         self.store.discard()
-        cohort = rng.sample(self.settings.seed, t, tuple(self.federation.participants), self.settings.fraction)
+        cohort = rng.sample(self.settings.seed, t, self.federation.participants, self.settings.fraction)
         round = Round(t, self.settings.rounds)
         tasks = [self._task("train", client, t) for client in cohort]
         replies = self._compute(tasks, t, "training")

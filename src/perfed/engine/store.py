@@ -87,7 +87,7 @@ class Store:
         return (json.loads(row[0]) for row in rows)
 
     def state_sha256(self) -> str:
-        """One sum over the server's state, its memory of clients and every client's private state, ciphertexts apart."""
+        """One sum over the server's state, its memory of clients and all private states; ciphertexts apart."""
         with self._guard():
             rows = self._db.execute("select kind, id, since, sha from states order by kind, id").fetchall()
         plain = [(kind, id, since, sha.rpartition("/")[2]) for kind, id, since, sha in rows]

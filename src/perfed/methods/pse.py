@@ -18,17 +18,19 @@ to the exchange (its section 2.3).
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perfed.core.client import Batch, Client
+from perfed.core.client import Batch, Client, Update
 from perfed.core.fit import Phase
 from perfed.core.method import Method
 from perfed.core.plan import Part, Round
 from perfed.core.registry import register
-from perfed.core.state import Selection
+from perfed.core.state import Selection, under, within
 from perfed.errors import NetError
 from perfed.nets.attention import CrossAttention
 from perfed.nets.net import Net
@@ -39,7 +41,7 @@ from perfed.nets.net import Net
 class PSE(Method):
     """Personalised semantics excitation."""
 
-    xi: float = 0.01
+    xi: Annotated[float, Field(ge=0)] = 0.01
     """how strongly excited filters are drawn to the global ones"""
     excitation: bool = True
     """channel excitation; without it, the paper's variant v1"""
@@ -47,12 +49,14 @@ class PSE(Method):
     """attention across the two models; without it, the local model's self-attention alone, the paper's variant v2"""
     position: bool = True
     """the attention's learnable position term P; without it, the paper's variant v3"""
+    inference: Literal["local", "received"] = "local"
+    """the extractor that a client predicts with: its own as it last trained it, or the received one"""
 
     title = "PSE"
     cites = "Personalized Semantics Excitation for Federated Image Classification. Anonymous submission, under review"
     family = "split by layer"
-    keeps = "the classifier: attention and linear layers"
-    sends = "the extractor: the convolutions"
+    keeps = "the classifier (attention and linear layers), and the extractor as it last trained it"
+    sends = "the extractor (the convolutions)"
 
     def build(self, net: Net) -> Net:
         """Give the attention its position term, or take it away."""
@@ -90,6 +94,17 @@ class PSE(Method):
             return total
 
         return [Phase(self.epochs, trains=client.net.layers, loss=loss, reuse=False)]
+
+    def train(self, client: Client) -> Update:
+        """A round; the client keeps a copy of the extractor that it sends."""
+        update = super().train(client)
+        if self.inference == "local":
+            client.memory.update(under("own", update.state))
+        return update
+
+    def personal(self, client: Client) -> None:
+        """Predict by self-attention with the local model; a client that never took part has the received extractor."""
+        client.load(within("own", client.memory))
 
 
 def divide(net: Net) -> tuple[nn.Sequential, CrossAttention, nn.Module]:
