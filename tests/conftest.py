@@ -15,7 +15,8 @@ from perfed import nets
 from perfed.core import registry
 from perfed.core.method import Method
 from perfed.data import Federation, federate
-from perfed.engine.rounds import Outcome, Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Outcome, Settings
 from perfed.nets.net import Net
 
 torch.set_num_threads(1)

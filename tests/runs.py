@@ -10,7 +10,8 @@ from perfed.core.client import Batch, Client
 from perfed.core.method import Method
 from perfed.core.state import State
 from perfed.data import Federation
-from perfed.engine.rounds import Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Settings
 from perfed.engine.worker import Task, Worker
 from perfed.nets.net import Net
 from tests.conftest import small_net

@@ -13,7 +13,7 @@ from perfed import config as configuration
 from perfed import rundir
 from perfed.config import Config
 from perfed.core.method import Method
-from perfed.engine.rounds import Watcher
+from perfed.engine.settings import Watcher
 from perfed.errors import ConfigError, StoreError
 from perfed.experiment import Algorithm, Data, Network, begin, describe, finish
 from perfed.leaderboard import Comparison, read_plan

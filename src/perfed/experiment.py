@@ -17,7 +17,7 @@ from perfed.config import GIVEN, Config
 from perfed.core.method import Method
 from perfed.core.registry import methods as registered
 from perfed.data import Federation, Source
-from perfed.engine.rounds import Watcher
+from perfed.engine.settings import Watcher
 from perfed.errors import ConfigError
 from perfed.nets import Net
 from perfed.prepare import Prepared, prepare

@@ -16,7 +16,8 @@ from perfed.core.state import from_bytes, to_bytes
 from perfed.data import Federation, Source, federate
 from perfed.data import load as load_data
 from perfed.data.federate import DEFAULT_CLIENTS
-from perfed.engine.rounds import Settings, Simulation, Watcher
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Settings, Watcher
 from perfed.errors import ConfigError, NetError, StoreError
 from perfed.nets import Net
 

@@ -21,7 +21,7 @@ from perfed.core.client import Client
 from perfed.core.method import Method, probabilities
 from perfed.data import images
 from perfed.engine.executors import one_thread
-from perfed.engine.rounds import Outcome
+from perfed.engine.settings import Outcome
 from perfed.errors import ConfigError, StoreError
 from perfed.prepare import Prepared, prepare
 

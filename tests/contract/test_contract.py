@@ -14,7 +14,8 @@ from perfed.core import registry
 from perfed.core.state import State, digest, from_bytes, take, to_bytes
 from perfed.data import Federation
 from perfed.engine.executors import Serial
-from perfed.engine.rounds import Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Settings
 from perfed.engine.store import Store
 from perfed.engine.worker import Reply, Task, Worker
 from tests.conftest import small_net

@@ -12,7 +12,8 @@ import pytest
 
 from perfed.core import registry
 from perfed.data import Federation
-from perfed.engine.rounds import Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Settings
 from tests.conftest import small_net
 
 ROUNDS = 12

@@ -17,7 +17,8 @@ from perfed.core.fit import Phase, batches
 from perfed.core.method import Method
 from perfed.core.state import State
 from perfed.data import Federation, federate
-from perfed.engine.rounds import Outcome, Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Outcome, Settings
 from perfed.engine.worker import Task, Worker
 from perfed.nets import wrap
 from perfed.nets.net import Net

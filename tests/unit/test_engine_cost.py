@@ -13,7 +13,7 @@ from perfed.core.method import Method
 from perfed.core.registry import make
 from perfed.data import Federation
 from perfed.engine.cost import Cost, estimate
-from perfed.engine.rounds import Outcome
+from perfed.engine.settings import Outcome
 from perfed.errors import ConfigError
 from tests.conftest import small_net
 

@@ -19,7 +19,8 @@ from perfed.core.plan import Plan, Round
 from perfed.core.server import Server
 from perfed.data import Federation, federate
 from perfed.engine.ledger import Flops
-from perfed.engine.rounds import Outcome, Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Outcome, Settings
 from perfed.engine.worker import Worker
 from perfed.errors import NetError
 from perfed.methods.cd2pfed import CD2pFed, cyclic

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from perfed.core.registry import make
 from perfed.core.state import within
 from perfed.data import Federation, federate
-from perfed.engine.rounds import Outcome
+from perfed.engine.settings import Outcome
 from tests.conftest import batchnorm_net, small_net
 from tests.runs import alike, at_work, personal, shaken, stepped, whole
 

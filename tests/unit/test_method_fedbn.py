@@ -11,7 +11,7 @@ from torch import nn
 from perfed.core.plan import Plan
 from perfed.core.registry import make
 from perfed.data import Federation
-from perfed.engine.rounds import Outcome
+from perfed.engine.settings import Outcome
 from perfed.nets.net import Net
 from tests.conftest import batchnorm_net
 from tests.runs import stepped

@@ -12,7 +12,8 @@ from perfed.core import registry
 from perfed.core.client import Client
 from perfed.core.fit import batches
 from perfed.data import Federation, federate
-from perfed.engine.rounds import Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Settings
 from perfed.engine.worker import Worker
 from perfed.methods.fedem import FedEM, Mixture
 from tests.conftest import batchnorm_net, small_net

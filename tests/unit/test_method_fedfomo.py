@@ -16,7 +16,8 @@ from perfed.core.plan import Round
 from perfed.core.server import Peer, Server, Slots
 from perfed.core.state import State, digest, under, within
 from perfed.data import Federation, federate
-from perfed.engine.rounds import Outcome, Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Outcome, Settings
 from perfed.engine.worker import Worker
 from perfed.methods.fedfomo import AFFINITY, GAIN, IDS, FedFomo
 from tests.conftest import small_net

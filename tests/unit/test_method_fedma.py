@@ -16,7 +16,8 @@ from perfed.core.plan import Plan, Round
 from perfed.core.server import Server
 from perfed.core.state import State
 from perfed.data import Federation
-from perfed.engine.rounds import Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Settings
 from perfed.errors import NetError
 from perfed.methods.fedma import COUNTS, FedMA, match, nearest
 from perfed.nets.net import Net

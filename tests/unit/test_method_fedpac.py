@@ -16,7 +16,8 @@ from perfed.core.client import Update
 from perfed.core.plan import Round
 from perfed.core.server import Peer, Server
 from perfed.data import Federation
-from perfed.engine.rounds import Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Settings
 from perfed.engine.worker import Worker
 from perfed.errors import NetError
 from perfed.methods.fedpac import CENTROIDS, COUNTS, MEANS, VARIANCE, FedPAC, collaboration, simplex_minimum

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from perfed.core.registry import make
 from perfed.data import Federation
-from perfed.engine.rounds import Outcome
+from perfed.engine.settings import Outcome
 from tests.conftest import small_net
 from tests.runs import at_work, shaken, whole
 

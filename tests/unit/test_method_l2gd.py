@@ -13,7 +13,7 @@ from perfed.core.client import Batch, Client
 from perfed.core.registry import make
 from perfed.core.state import within
 from perfed.data import Federation, federate
-from perfed.engine.rounds import Outcome
+from perfed.engine.settings import Outcome
 from perfed.methods.l2gd import L2GD
 from tests.conftest import small_net
 from tests.runs import alike, at_work, personal, shaken, stepped

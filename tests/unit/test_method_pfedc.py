@@ -20,7 +20,8 @@ from perfed.core.plan import Plan, Round
 from perfed.core.server import Server
 from perfed.core.state import State
 from perfed.data import Federation, federate, load
-from perfed.engine.rounds import Outcome, Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Outcome, Settings
 from perfed.engine.worker import Task, Worker
 from perfed.errors import ConfigError, NetError, UpdateError
 from perfed.methods.pfedc import PRESENCE, PFedC

@@ -17,7 +17,8 @@ from perfed.core.registry import make
 from perfed.core.state import State, to_bytes
 from perfed.data import Federation
 from perfed.engine.executors import Serial
-from perfed.engine.rounds import Outcome, Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Outcome, Settings
 from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import StoreError, UpdateError
 from perfed.methods.pfedc import PRESENCE

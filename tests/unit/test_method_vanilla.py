@@ -13,7 +13,8 @@ from perfed.core.registry import make
 from perfed.core.state import digest
 from perfed.data import Federation
 from perfed.engine.cost import estimate
-from perfed.engine.rounds import Outcome, Settings, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Outcome, Settings
 from perfed.engine.worker import Task, Worker
 from perfed.errors import ConfigError, NetError
 from perfed.methods.anti import Anti

@@ -39,7 +39,7 @@ class Ledger:
     def restore(cls, totals: Mapping[str, Any]) -> Ledger:
         """The ledger as a round's record has it."""
         values = dict(totals)
-        counters = {name: Counter(values[name]) for name in ("layers", "extra")}
+        counters = {name: Counter(values.get(name, {})) for name in ("layers", "extra")}
         return cls(**values | counters)
 
     def totals(self) -> dict[str, Any]:

@@ -6,13 +6,11 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from perfed.core import rng
 from perfed.core.client import Client, Update
@@ -24,68 +22,15 @@ from perfed.data.federation import Federation
 from perfed.engine import evaluate, executors
 from perfed.engine.executors import Executor
 from perfed.engine.ledger import Flops, Ledger
+from perfed.engine.scoring import Scoring
+from perfed.engine.settings import Outcome, Progress, Settings, Watcher, check_settings
 from perfed.engine.store import Store
 from perfed.engine.worker import Operation, Reply, Task, Worker
-from perfed.errors import ConfigError, UpdateError
+from perfed.errors import UpdateError
 from perfed.nets.net import Net
-
-NEW_BUDGET = 250_000
-"""Forward passes up to which the New metric is measured unasked."""
 
 HEAVIEST = 1e12
 """Weights from here on are refused: no client has so many samples."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How a federation is run, apart from its data, network and method."""
-
-    rounds: int = 50
-    fraction: float = 1.0
-    seed: int = 0
-    eval_every: int = 0
-    """rounds between evaluations; 0 makes about ten of them"""
-    last_k: int = 1
-    """how many of the last rounds are all evaluated, and averaged as `local.last`"""
-    adapt: str = "final"
-    """when clients adapt before scoring: `final`, `always` or `never`"""
-    new: bool | None = None
-    """whether New is measured; None: when it takes less than 250,000 forward passes"""
-
-    def due(self, t: int) -> bool:
-        """Whether round t ends with an evaluation."""
-        every = self.eval_every or max(1, self.rounds // 10)
-        return t % every == 0 or t > self.rounds - self.last_k
-
-
-@dataclass
-class Outcome:
-    """What a finished run found."""
-
-    state_sha256: str
-    partition_sha256: str
-    metrics: dict[str, float]
-    cost: dict[str, float]
-    history: list[dict[str, Any]]
-    clients: dict[str, Any]
-    faults: list[dict[str, Any]]
-
-
-@dataclass
-class Progress:
-    """Where a run stands; sent to whoever watches."""
-
-    t: int
-    rounds: int
-    doing: str
-    done: int
-    of: int
-    metrics: dict[str, float] = field(default_factory=dict)
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-
-Watcher = Callable[[Progress], None]
 
 
 class Simulation:
@@ -105,12 +50,14 @@ class Simulation:
         executor: Callable[[Worker], Executor] | None = None,
         cache_bytes: int = 256 << 20,
     ) -> None:
+        check_settings(settings)
         self.settings, self.federation, self.method = settings, federation, method
         self.worker = Worker(federation, net, method, settings.rounds, settings.seed)
         self.plan = self.worker.plan
         self._watch, self._tamper = watch or (lambda _: None), tamper
         self.store = Store(directory, self._fingerprint(), cache_bytes)
         self.flops = Flops(self.worker)
+        self.scoring = Scoring(federation, method, settings, self._task, self._compute)
         self.ledger = Ledger()
         self.history: list[dict[str, Any]] = []
         self.faults: list[dict[str, Any]] = []
@@ -164,7 +111,9 @@ class Simulation:
         self.faults += faults
         record: dict[str, Any] = {"cohort": cohort, "clients": entries, "faults": faults}
         if self.settings.due(t):
-            record["metrics"] = self._evaluate(t)
+            record["metrics"] = self.scoring.evaluate(t)
+            self.history.append(record["metrics"])
+            self._metrics = {k: v for k, v in record["metrics"].items() if isinstance(v, float)}
         self.ledger.seconds += time.perf_counter() - started
         record["ledger"] = self.ledger.totals()
         self.store.commit(t, record)
@@ -253,68 +202,6 @@ class Simulation:
         check(reply.private, reply.private, f"{sender} (in what it keeps)")
         return Update(client, reply.state, float(weight), reply.scalars.get("extra", {}))
 
-    def _evaluate(self, t: int) -> dict[str, Any]:
-        final = t == self.settings.rounds
-        when = self.settings.adapt
-        adapt = self.method.adapts and (when == "always" or (when == "final" and final))
-        participants = list(self.federation.participants)
-        states = self._measure(participants, t, seen=True, adapt=adapt)
-        stage = "after" if adapt else "before"
-        metrics: dict[str, Any] = {f"local.{k}": v for k, v in evaluate.scores(states, stage).items()}
-        if adapt:
-            before = evaluate.scores(states, "before")
-            metrics |= {f"local.before.{k}": v for k, v in before.items()}
-        metrics |= {
-            "t": t,
-            "adapted": adapt,
-            "clients": {"ids": participants, "accuracy": evaluate.per_client(states, stage)},
-        }
-        if final:
-            metrics["clients"]["confusion"] = [s[f"{stage}/test/confusion"].tolist() for s in states]
-            metrics |= self._final(t)
-        self.history.append(metrics)
-        self._metrics = {k: v for k, v in metrics.items() if isinstance(v, float)}
-        return metrics
-
-    def _final(self, t: int) -> dict[str, float]:
-        found: dict[str, float] = {}
-        participants = list(self.federation.participants)
-        pooled = self.federation.pooled_test()
-        wanted = self.settings.new
-        if wanted is None:
-            wanted = len(participants) * len(pooled) <= NEW_BUDGET
-        if wanted and len(pooled):
-            found["new"] = self._ensemble("new", participants, t, pooled.y)
-        if self.federation.external is not None:
-            found["external"] = self._ensemble("external", participants, t, self.federation.external.y)
-        unseen = list(self.federation.unseen)
-        if unseen:
-            states = self._measure(unseen, t, seen=False, adapt=True)
-            found |= {f"unseen.{k}": v for k, v in evaluate.scores(states, "after").items()}
-        return found
-
-    def _measure(self, clients: Sequence[int], t: int, *, seen: bool, adapt: bool) -> list[State]:
-        """Score clients, in pieces, so that memory does not grow with the federation."""
-        states: list[State] = []
-        for start in range(0, len(clients), 64):
-            some = clients[start : start + 64]
-            tasks = [self._task("evaluate", client, t, seen=seen, adapt=adapt) for client in some]
-            for reply in self._compute(tasks, t, "scoring"):
-                if reply.error:
-                    raise UpdateError(f"Client {reply.client} could not be scored: {reply.error}")
-                states.append(reply.state)
-        return states
-
-    def _ensemble(self, op: Operation, clients: Sequence[int], t: int, y: torch.Tensor) -> float:
-        total = torch.zeros(0)
-        for start in range(0, len(clients), 8):
-            adapt = self.method.adapts and self.settings.adapt != "never"
-            tasks = [self._task(op, client, t, adapt=adapt) for client in clients[start : start + 8]]
-            for reply in self._compute(tasks, t, "voting"):
-                votes = reply.state["probabilities"].double()
-                total = votes if not len(total) else total + votes
-        return evaluate.ensemble_accuracy(total, y)
-
     def _fingerprint(self) -> str:
         """What must be the same for a run to be continued: every setting, the partition and the first weights."""
         facts = {
@@ -331,16 +218,3 @@ class Simulation:
         self._watch(
             Progress(t, self.settings.rounds, doing, done, of, self._metrics, ledger.bytes_up, ledger.bytes_down)
         )
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse settings that no run can have."""
-    for key, ok, want in (
-        ("rounds", settings.rounds >= 1, "at least 1"),
-        ("fraction", 0 < settings.fraction <= 1, "above 0 and at most 1"),
-        ("last_k", settings.last_k >= 1, "at least 1"),
-        ("eval_every", settings.eval_every >= 0, "0 or more"),
-        ("adapt", settings.adapt in ("final", "always", "never"), "'final', 'always' or 'never'"),
-    ):
-        if not ok:
-            raise ConfigError(f"{key} = {getattr(settings, key)!r} cannot be.", f"It must be {want}.")

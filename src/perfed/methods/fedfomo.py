@@ -47,11 +47,11 @@ class FedFomo(Method):
 
     M: Annotated[int, Field(ge=1)] = 5
     """models that a client weighs in a round, its own and those it downloads; 1 is Local"""
-    epsilon: float = 0.3
+    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3
     """chance in the first round that a model is picked at random instead of by affinity"""
-    epsilon_decay: float = 0.05
+    epsilon_decay: Annotated[float, Field(ge=0, le=1)] = 0.05
     """what that chance loses every round"""
-    holdout: float = 0.2
+    holdout: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """share of its training samples by which a client without validation samples judges models"""
 
     title = "FedFomo"

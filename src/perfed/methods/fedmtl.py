@@ -34,6 +34,7 @@ from perfed.core.plan import Part, Plan, Round
 from perfed.core.registry import register
 from perfed.core.server import Peer, Server
 from perfed.core.state import Selection, State, under, within
+from perfed.errors import NetError
 from perfed.nets.net import Net
 
 RHO, OMEGA, TASKS = "mtl/rho", "mtl/omega", "mtl/tasks"
@@ -59,6 +60,15 @@ class FedMTL(Method):
     family = "multi-task"
     keeps = "its whole network"
     sends = "a copy of the coupled layers up, the point they are drawn to down"
+
+    def build(self, net: Net) -> Net:
+        """Refuse to couple more layers than there are."""
+        if self.coupled_layers > len(net.layers):
+            raise NetError(
+                f"coupled_layers = {self.coupled_layers}, but the network has {len(net.layers)} layers.",
+                "Couple at most all of them.",
+            )
+        return net
 
     def private(self, part: Part, round: Round) -> Selection:
         """Every task has weights of its own; the server gets a copy of the coupled ones."""

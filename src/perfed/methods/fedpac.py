@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from scipy.optimize import nnls
 from torch import Tensor
 from torch.nn import functional as F
@@ -45,7 +47,7 @@ CENTROIDS, COUNTS, MEANS, VARIANCE = "pac/centroids", "pac/counts", "pac/means",
 class FedPAC(Method):
     """Feature alignment and classifier collaboration."""
 
-    lam: float = 1.0
+    lam: Annotated[float, Field(ge=0)] = 1.0
     """strength of the feature alignment (lambda), on the mean over features"""
     head_epochs: int = 1
     """epochs on the head with the body frozen"""
@@ -101,7 +103,7 @@ class FedPAC(Method):
     def schema(self, server: Server, round: Round) -> State:
         """The network and the statistics."""
         centroids, counts = server.state[CENTROIDS], server.state[COUNTS]
-        own = {CENTROIDS: centroids, COUNTS: counts, MEANS: centroids, VARIANCE: counts.new_zeros(())}
+        own = {CENTROIDS: centroids, COUNTS: counts, MEANS: centroids.clone(), VARIANCE: counts.new_zeros(())}
         return super().schema(server, round) | own
 
     def combine(self, server: Server, updates: Sequence[Update], round: Round) -> State:

@@ -1,14 +1,16 @@
 """pFedC: a linear branch per class above a shared body; a client takes part in the branches of its own classes only.
 
-    L_i = sum_c lambda_c BCE(w_i^c . phi_i(x), [y = c]),   lambda by MGDA-UB, or 1
+    L_i = sum_c lambda_c BCE(w_i^c . phi_i(x), [y = c]),   lambda by MGDA-UB for phi, 1 for each w^c
     phi <- sum_i |D_i| / |D| * phi_i,   w_i^c <- mean of w_n^c over the clients n with class c, if i has class c
 
 Anonymous: Disentangled Knowledge Transfer: A New Perspective for Personalized Federated Learning. Under review, 2022.
 MGDA-UB: Sener, Koltun: Multi-Task Learning as Multi-Objective Optimization. NeurIPS 2018.
 
-Differences from the paper: DEFAULT. The mean accuracy of the binary branch tasks, which the paper reports, is `task`;
-the accuracy that other methods are judged by is measured as for them. A class that no participant of a round holds
-keeps its last mean. The branches of other classes do not leave a client.
+Differences from the paper: MGDA weighs gradients divided by their losses, and its weights sum to the number of branches.
+The paper does not say; bare min-norm weights favour the branches of absent classes, whose gradients are small, and leave
+the representation untrained. Its figure, the mean accuracy of the binary branch tasks, is measured as `task`, beside the
+accuracy that other methods are judged by. A class that no participant of a round has keeps its last mean. Only the
+branches of a client's own classes leave it.
 """
 
 from collections.abc import Sequence
@@ -44,11 +46,11 @@ class PFedC(Method):
     """the classes of each branch, every class once; goes before `branches`"""
     group_logits: bool = False
     """whether a branch has a logit for each class of its group instead of one for them all"""
-    combine_losses: Literal["sum", "mgda"] = "sum"
-    """how the branch losses move the representation: by their sum, or with MGDA-UB's min-norm weights"""
-    normalise: Literal["none", "l2", "loss"] = "none"
-    """what MGDA divides each branch's gradient by before weighing them: nothing, its norm, or the loss"""
-    scale: bool = False
+    combine_losses: Literal["mgda", "sum"] = "mgda"
+    """how the branch losses move the representation: with MGDA-UB's min-norm weights, or by their sum"""
+    normalise: Literal["none", "l2", "loss"] = "loss"
+    """what MGDA divides each branch's gradient by before weighing them: nothing, its norm, or the branch's loss"""
+    scale: bool = True
     """whether MGDA's weights, which sum to 1, are multiplied by the number of branches"""
 
     title = "pFedC"

@@ -74,7 +74,7 @@ class PSE(Method):
         """Extractor and classifier together, beside the received extractor as it came."""
         local, attention, linear = divide(client.net)
         received = copy.deepcopy(local).eval().requires_grad_()  # for alpha: the loss never reaches it
-        filters = list(zip(weights(local), weights(received), strict=True))
+        filters = [(ours, theirs.detach()) for ours, theirs in zip(weights(local), weights(received), strict=True)]
 
         def loss(client: Client, batch: Batch) -> Tensor:
             """The paper's equation 8."""

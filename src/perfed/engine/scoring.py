@@ -1,0 +1,94 @@
+"""Scoring the clients of a run: each on its own test data, all together on others', newcomers after joining."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from perfed.core.method import Method
+from perfed.core.state import State
+from perfed.data.federation import Federation
+from perfed.engine import evaluate
+from perfed.engine.settings import Settings
+from perfed.engine.worker import Operation, Reply, Task
+from perfed.errors import UpdateError
+
+NEW_BUDGET = 250_000
+"""Forward passes up to which the New metric is measured unasked."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Measures clients with the tasks and the executor of a run."""
+
+    federation: Federation
+    method: Method
+    settings: Settings
+    task: Callable[..., Task]
+    compute: Callable[[Sequence[Task], int, str], list[Reply]]
+
+    def evaluate(self, t: int) -> dict[str, Any]:
+        """All that is reported after round t."""
+        final = t == self.settings.rounds
+        when = self.settings.adapt
+        adapt = self.method.adapts and (when == "always" or (when == "final" and final))
+        participants = list(self.federation.participants)
+        states = self._measure(participants, t, seen=True, adapt=adapt)
+        stage = "after" if adapt else "before"
+        metrics: dict[str, Any] = {f"local.{k}": v for k, v in evaluate.scores(states, stage).items()}
+        if adapt:
+            before = evaluate.scores(states, "before")
+            metrics |= {f"local.before.{k}": v for k, v in before.items()}
+        metrics |= {
+            "t": t,
+            "adapted": adapt,
+            "clients": {"ids": participants, "accuracy": evaluate.per_client(states, stage)},
+        }
+        if final:
+            metrics["clients"]["confusion"] = [s[f"{stage}/test/confusion"].tolist() for s in states]
+            metrics |= self._final(t)
+        return metrics
+
+    def _final(self, t: int) -> dict[str, float]:
+        """What is measured once, after the last round: New, External and unseen clients."""
+        found: dict[str, float] = {}
+        participants = list(self.federation.participants)
+        pooled = self.federation.pooled_test()
+        wanted = self.settings.new
+        if wanted is None:
+            wanted = len(participants) * len(pooled) <= NEW_BUDGET
+        if wanted and len(pooled):
+            found["new"] = self._ensemble("new", participants, t, pooled.y)
+        if self.federation.external is not None:
+            found["external"] = self._ensemble("external", participants, t, self.federation.external.y)
+        unseen = list(self.federation.unseen)
+        if unseen:
+            states = self._measure(unseen, t, seen=False, adapt=True)
+            found |= {f"unseen.{k}": v for k, v in evaluate.scores(states, "after").items()}
+        return found
+
+    def _measure(self, clients: Sequence[int], t: int, *, seen: bool, adapt: bool) -> list[State]:
+        """Score clients, in pieces, so that memory does not grow with the federation."""
+        states: list[State] = []
+        for start in range(0, len(clients), 64):
+            some = clients[start : start + 64]
+            tasks = [self.task("evaluate", client, t, seen=seen, adapt=adapt) for client in some]
+            for reply in self.compute(tasks, t, "scoring"):
+                if reply.error:
+                    raise UpdateError(f"Client {reply.client} could not be scored: {reply.error}")
+                states.append(reply.state)
+        return states
+
+    def _ensemble(self, op: Operation, clients: Sequence[int], t: int, y: torch.Tensor) -> float:
+        """The accuracy of all clients' models voting together on samples whose client is unknown."""
+        total = torch.zeros(0)
+        for start in range(0, len(clients), 8):
+            adapt = self.method.adapts and self.settings.adapt != "never"
+            tasks = [self.task(op, client, t, adapt=adapt) for client in clients[start : start + 8]]
+            for reply in self.compute(tasks, t, "voting"):
+                votes = reply.state["probabilities"].double()
+                total = votes if not len(total) else total + votes
+        return evaluate.ensemble_accuracy(total, y)
