@@ -17,7 +17,8 @@ from perfed.core.method import Method
 from perfed.core.registry import make
 from perfed.core.state import State, within
 from perfed.data import Federation, federate
-from perfed.engine.rounds import Outcome, Simulation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Outcome
 from perfed.engine.worker import Reply
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.scaffold import Scaffold

@@ -18,7 +18,7 @@ from perfed.cli.failures import STOPPED
 from perfed.report.tables import duration, percent, size
 
 if TYPE_CHECKING:
-    from perfed.engine.rounds import Progress
+    from perfed.engine.settings import Progress
 
 
 class Watch:
