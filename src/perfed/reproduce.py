@@ -40,6 +40,8 @@ def reproduce(
         entry = recipe.entries[label]
         made = compare([{"name": entry.method, **entry.hyper}], seeds, out=out / label, announce=announce, **words)
         runs[label] = made.runs[entry.method]
+        for result in runs[label]:
+            result.prepared = None  # the next method makes its own; memory must not grow with the table
     return facts(recipe, budget, runs)
 
 

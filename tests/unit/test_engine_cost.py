@@ -28,6 +28,8 @@ from tests.conftest import small_net
         ("vanilla", "mlp", {"unfreeze": (0, 2)}),
         ("anti", "mlp", {"unfreeze": (0, 1)}),
         ("anti", "digitsnet", {"unfreeze": (0, 1, 2), "batch_size": 11}),
+        ("pfedc", "mlp", {"branches": 4}),
+        ("privacypfedc", "mlp", {"encrypt_body": True}),
     ],
 )
 def test_equals_the_ledger_of_a_real_run(

@@ -74,6 +74,17 @@ def test_permuted_copies_give_the_network_back(
     assert any(not torch.allclose(plain[key], state[key], atol=1e-3) for key in state if state[key].is_floating_point())
 
 
+def test_layers_above_do_not_mislead_the_matching_of_a_residual_stage() -> None:
+    """A layer whose inputs are not in matching order yet says nothing about its neurons, however large it is."""
+    net = built("resnet18", (1, 8, 8), {"width": 0.0625})
+    state = copied(net)
+    for name in ("block1.conv2.weight", "block2.conv2.weight"):
+        state[name] = state[name] * 1000
+    found = FedMA().combine(server_for(net), [update(0, state), update(1, permuted(net, state, 1))], Round(1, 5))
+    for key, tensor in state.items():
+        assert torch.allclose(found[key], tensor, rtol=1e-4, atol=1e-6), key
+
+
 def test_batchnorm_statistics_go_with_their_channel(digits: Federation) -> None:
     net = batchnorm_net(digits)
     net.module.train()

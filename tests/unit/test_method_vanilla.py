@@ -65,9 +65,12 @@ def test_the_published_cost_table_to_the_last_digit() -> None:
     }
     flops = {name: cost.flops for name, cost in costs.items()}
     # By parameters Vanilla is the cheap one; by operations Anti is, which reuses the layers frozen below.
-    assert flops["anti"] < flops["vanilla"] < flops["fedbabu"] < flops["fedavg"]
-    assert flops["vanilla"] > 0.85 * flops["fedavg"], "Vanilla runs nearly the whole backward pass"
-    assert flops["anti"] < 0.7 * flops["fedavg"]
+    assert {name: round(count / 1e12, 1) for name, count in flops.items()} == {
+        "fedavg": 370.2,
+        "fedbabu": 370.1,
+        "vanilla": 326.8,
+        "anti": 257.3,
+    }
 
 
 @both
