@@ -47,7 +47,7 @@ ROWS: dict[str, Row] = {
     "pfedme": Row(),
     "pfedsd": Row(secret=False),
     "privacypfedc": Row(),
-    "pse": Row({"batch_size": 50}, net="conv3attn", secret=False),
+    "pse": Row({"lr": 0.02, "batch_size": 50}, net="conv3attn", secret=False),
     "scaffold": Row(secret=False, predicts=False),
     "vanilla": Row({"unfreeze": (0, 2), "finetune_epochs": 2}, private=False),
 }

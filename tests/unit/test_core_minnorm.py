@@ -73,15 +73,30 @@ def test_optimality(tasks: int) -> None:
         assert least <= g.diagonal().min() * (1 + 1e-9)
 
 
-def test_equal_to_torchjd() -> None:
-    mgda = pytest.importorskip("torchjd.aggregation").MGDA(epsilon=1e-9, max_iters=3000)
-    for seed in range(2):
+def test_equal_to_torchjd_as_far_as_frank_wolfe_gets() -> None:
+    mgda = pytest.importorskip("torchjd.aggregation").MGDA(epsilon=1e-9, max_iters=2000)
+    for seed in range(3):
         gradients = torch.randn(4, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        torch.testing.assert_close(min_norm(gram(gradients)) @ gradients, mgda(gradients), atol=1e-3, rtol=1e-3)
+        ours, theirs = min_norm(gram(gradients)) @ gradients, mgda(gradients)
+        torch.testing.assert_close(ours, theirs, atol=5e-3, rtol=0)
+        assert ours.norm() <= theirs.norm() + 1e-12
 
 
-def test_gradients_of_zero_get_equal_weights() -> None:
-    assert min_norm(torch.zeros(4, 4)).tolist() == [0.25] * 4
+def test_gradients_of_zero_or_beyond_all_bounds_get_equal_weights() -> None:
+    """A client that diverges is left out by the check of its update, not by a crash here."""
+    for value in (0.0, float("inf"), float("nan")):
+        assert min_norm(torch.full((4, 4), value)).tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize("tasks", [2, 10, 100])
+def test_parallel_gradients_in_single_precision(tasks: int) -> None:
+    """Their matrix has rank 1, and rounding makes it no Gram matrix at all."""
+    source = torch.Generator().manual_seed(tasks)
+    direction, sizes = torch.randn(1, 50, generator=source), 1 + 1000 * torch.rand(tasks, 1, generator=source)
+    gradients = sizes * direction + 1e-4 * torch.randn(tasks, 50, generator=source)
+    alpha = min_norm(gram(gradients))
+    assert float(alpha.sum()) == pytest.approx(1, rel=1e-5)
+    assert float((alpha @ gradients).norm()) <= float(gradients.norm(dim=1).min()) * 1.01
 
 
 def test_the_type_is_kept_and_scale_does_not_matter() -> None:

@@ -46,6 +46,13 @@ def test_bytes_come_back_as_the_same_state(state: State) -> None:
     assert serialised_bytes(state) == (len(to_bytes(state)) if state else 0)
 
 
+def test_tensors_that_share_memory_are_written_each_for_itself() -> None:
+    whole = torch.arange(6.0).view(2, 3)
+    state = {"sent": whole, "kept/sent": whole, "row": whole[1], "turned": whole.t()}
+    again, _ = from_bytes(to_bytes(state))
+    assert digest(again) == digest(state)
+
+
 @given(st.binary(max_size=200))
 @settings(deadline=None, max_examples=200)
 def test_other_bytes_are_refused(data: bytes) -> None:

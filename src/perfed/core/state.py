@@ -86,8 +86,13 @@ def digest(state: Mapping[str, Tensor]) -> str:
 def to_bytes(state: Mapping[str, Tensor], scalars: Scalars | None = None) -> bytes:
     """One message or file: tensors as safetensors, plain scalars as JSON in its header."""
     metadata = {"scalars": json.dumps(scalars, sort_keys=True)} if scalars is not None else None
-    # Views of one storage (a slice, a channels-last weight) are written as plain tensors of their own.
-    plain = {name: tensor.detach().contiguous() for name, tensor in state.items()}
+    # Views of one storage (a slice, a channels-last weight, one tensor under two names) are written as plain tensors.
+    plain: State = {}
+    storages: set[int] = set()
+    for name, tensor in state.items():
+        value = tensor.detach().contiguous()
+        plain[name] = value.clone() if value.untyped_storage().data_ptr() in storages else value
+        storages.add(value.untyped_storage().data_ptr())
     return safetensors.torch.save(plain, metadata=metadata)
 
 

@@ -6,11 +6,11 @@
 Anonymous: Disentangled Knowledge Transfer: A New Perspective for Personalized Federated Learning. Under review, 2022.
 MGDA-UB: Sener, Koltun: Multi-Task Learning as Multi-Objective Optimization. NeurIPS 2018.
 
-Differences from the paper: MGDA weighs gradients divided by their losses, and its weights sum to the number of branches.
-The paper does not say; bare min-norm weights favour the branches of absent classes, whose gradients are small, and leave
-the representation untrained. Its figure, the mean accuracy of the binary branch tasks, is measured as `task`, beside the
-accuracy that other methods are judged by. A class that no participant of a round has keeps its last mean. Only the
-branches of a client's own classes leave it.
+Differences from the paper: MGDA weighs gradients divided by their losses, and its weights sum to the number of
+branches. The paper does not say; bare min-norm weights favour the branches of absent classes, whose gradients are
+small, and leave the representation untrained. Its figure, the mean accuracy of the binary branch tasks, is measured as
+`task`, beside the accuracy that other methods are judged by. A class that no participant of a round has keeps its last
+mean. Only the branches of a client's own classes leave it.
 """
 
 from collections.abc import Sequence
@@ -112,10 +112,11 @@ class PFedC(Method):
         d L_t / d z_i = sum over the rows r of branch t of residual_ir * w_r / n, so the inner products of these
         gradients are block sums of (R'R) * (WW') / n^2: no backward pass per branch.
         """
+        rows, residual, weight, losses = (tensor.double() for tensor in (rows, residual, weight, losses))
         gram = rows @ (residual.T @ residual * (weight @ weight.T)) @ rows.T / len(residual) ** 2
         by = {"none": torch.ones_like(losses), "l2": gram.diagonal().sqrt(), "loss": losses}[self.normalise]
         by = by.clamp(min=1e-12)
-        return min_norm(gram / by / by[:, None]) * (len(rows) if self.scale else 1)
+        return min_norm(gram / by / by[:, None]).float() * (len(rows) if self.scale else 1)
 
     def train(self, client: Client) -> Update:
         """Start from the received means; the held branches go back."""

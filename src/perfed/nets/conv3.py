@@ -7,9 +7,10 @@ convolutions and the linear width are not in it and are chosen here.
 
 In `conv3attn` the whole classifier is one layer, the head: an `nn.Sequential` that begins with the attention
 block. So every method that parts a body from a head parts the extractor from the classifier, as the paper
-does, and the head receives the last convolution's feature map. Its weights start from He's initialisation (K. He
-et al., Delving deep into rectifiers, ICCV 2015): from PyTorch's own the signal fades before it has passed the
-attention, which has no residual connection, and at the paper's learning rate training does not set in.
+does, and the head receives the last convolution's feature map. Its weights start from He's initialisation where a
+ReLU follows (K. He et al., Delving deep into rectifiers, ICCV 2015) and from Glorot's elsewhere: from PyTorch's own
+the signal fades before it has passed the attention, which has no residual connection, and at the paper's learning
+rate training hardly sets in.
 """
 
 from __future__ import annotations
@@ -47,9 +48,13 @@ def conv3attn(
         modules |= linear
     head: Layers = {"classifier": {"classifier": nn.Sequential(OrderedDict(modules))}}
     net = stack({**_extractor(input_shape[0]), **head}, input_shape, num_classes)
-    for module in net.module.modules():
+    for name, module in net.module.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            before_relu = name.startswith("conv") or name.endswith("fc1")
+            if before_relu:
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            else:
+                nn.init.xavier_uniform_(module.weight)
     return net
 
 
