@@ -64,7 +64,9 @@ def compare(
             config, objects = described[number]
             result, alike = _one(config, objects, place / name / str(seed), alike, announce or _silent)
             runs[name].append(result)
-    comparison = Comparison(runs, place)
+    before = Comparison.load(place).runs  # what earlier calls finished here stays in the table
+    more = {name: results for name, results in before.items() if len(results) > len(runs.get(name, []))}
+    comparison = Comparison(runs | more, place)
     comparison.write()
     if out is None:
         weakref.finalize(comparison, shutil.rmtree, place, ignore_errors=True)
@@ -118,6 +120,15 @@ def _same(old: Config, new: Config, place: Path) -> None:
             )
 
 
+def _same_method(name: str, had: Mapping[str, Any], want: Mapping[str, Any], place: Path) -> None:
+    """Refuse another value of a hyper-parameter before anything is written."""
+    for key in had.keys() | want.keys():
+        if had.get(key) != want.get(key):
+            raise StoreError(
+                f"{place} holds {name} with {key} = {had.get(key)!r}, not {want.get(key)!r}.", "Give another --out."
+            )
+
+
 def _claim(place: Path, calls: Mapping[str, Sequence[tuple[Config, Any]]], seeds: Sequence[int]) -> None:
     """Write what is compared; a comparison that is already here may only grow."""
     import tomli_w
@@ -131,6 +142,8 @@ def _claim(place: Path, calls: Mapping[str, Sequence[tuple[Config, Any]]], seeds
         before = read_plan(place)
         then = configuration.resolve(before["config"])
         _same(then.changed(method=first.words()["method"], seed=first.seed), first, place)
+        for name, table in tables.items():
+            _same_method(name, before["method"].get(name, table), table, place)
         tables = before["method"] | tables
         seeds = [*before["seeds"], *(seed for seed in seeds if seed not in before["seeds"])]
     try:

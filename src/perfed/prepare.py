@@ -103,6 +103,10 @@ def _federation(config: Config, data: Source | Federation | None) -> tuple[Confi
         _refuse_given("data", name)
         data = load_data(name, config.data_dir, **options)
     split, clients = config.split, config.clients
+    if config.assignment and split and not split.startswith("file:"):
+        raise ConfigError(
+            f"split = {split!r} has no effect beside assignment = {config.assignment!r}.", "Give one of them."
+        )
     if config.assignment:
         split = f"file:{config.assignment}"
     elif split is None:

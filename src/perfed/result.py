@@ -86,8 +86,8 @@ class Result:
     def save(self, directory: Path | str) -> Path:
         """Copy the run, with all that is needed to show, resume or export it, into a new directory."""
         place = Path(directory)
-        if place.exists() and any(place.iterdir()):
-            raise StoreError(f"{place} is not empty.", "Give a new directory.")
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise StoreError(f"{place} is a file or not empty.", "Give a new directory.")
         shutil.copytree(self.directory, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("lock"))
         return place
 

@@ -65,6 +65,9 @@ def claim(directory: Path, config: str) -> None:
     refuse_taken(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be made: {error}.", "Give another --out.") from None
+    try:
         write(directory / CONFIG, config.encode(), new=True)
     except FileExistsError:
         raise StoreError(f"{directory} was just taken by another run.", "Give another --out.") from None

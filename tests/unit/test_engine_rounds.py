@@ -17,6 +17,7 @@ from sklearn.metrics import f1_score
 
 from perfed.core import registry
 from perfed.core.client import Client
+from perfed.core.fit import Phase
 from perfed.core.method import Method, probabilities
 from perfed.core.state import to_bytes
 from perfed.data import Federation, federate, from_tensors
@@ -25,7 +26,8 @@ from perfed.engine.executors import Pool, Serial, WorkerError
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Outcome, Settings
 from perfed.engine.worker import Reply, Task, Worker
-from tests.conftest import small_net
+from perfed.errors import ConfigError, SplitError
+from tests.conftest import batchnorm_net, small_net
 
 
 def start(federation: Federation, method: Method | str = "fedavg", **more: Any) -> Simulation:
@@ -270,3 +272,86 @@ def test_a_round_costs_what_its_participants_cost() -> None:
     assert many[0] <= few[0] + 5 * 10  # a client that comes again is in the cache
     assert many[2] == few[2]
     assert many[1] < 1.1 * few[1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Alternating(Method):
+    """Head and body take turns: what travels in a round is not what travelled in the round before."""
+
+    def turn(self, layer: str, head: str, t: int) -> bool:
+        return (layer == head) == (t % 2 == 0)
+
+    def travels(self, part: Any, round: Any, shared: Any) -> Any:
+        return shared if self.turn(part.layer, part.net.head, round.t) else False
+
+    def phases(self, client: Client) -> Any:
+        layers = [x for x in client.net.layers if self.turn(x, client.net.head, client.round.t)]
+        return [Phase(1, trains=layers)]
+
+
+def test_a_client_gets_all_that_ever_changed(digits: Federation) -> None:
+    simulation = start(digits, Alternating(lr=0.05), settings={"rounds": 6, "fraction": 0.34})
+    for t in range(1, 7):
+        simulation.step(t)
+    for number in range(6):
+        client = simulation.scored(number)
+        for name, tensor in client.weights().items():
+            assert torch.equal(tensor, simulation.server.state[name]), f"client {number} has another {name}"
+    simulation.close()
+
+
+@pytest.mark.parametrize("policy", ["average", "private", "reset"])
+def test_the_model_one_gets_is_the_model_that_was_scored(policy: str, digits: Federation) -> None:
+    method = registry.make("fedavg", lr=0.05, buffers=policy)
+    simulation = Simulation(digits, batchnorm_net(digits), method, Settings(rounds=3))
+    for t in range(1, 4):
+        simulation.step(t)
+    scored = dict(zip(*(simulation.history[-1]["clients"][key] for key in ("ids", "accuracy")), strict=True))
+    for number, accuracy in scored.items():
+        client = simulation.scored(number)
+        test = digits.split(number, "test")
+        found = (probabilities(method, client, test.x).argmax(1) == test.y).double().mean()
+        assert float(found) == pytest.approx(accuracy)
+    simulation.close()
+
+
+def test_one_sample_and_batch_normalisation_go_together(tmp_path: Any) -> None:
+    x = torch.randint(0, 255, (24, 1, 8, 8), dtype=torch.uint8)
+    rows = [
+        "index,client,part",
+        "0,0,train",
+        "1,0,test",
+        *(f"{i},1,{'train' if i % 2 else 'test'}" for i in range(2, 24)),
+    ]
+    (tmp_path / "who.csv").write_text("\n".join(rows) + "\n")
+    federation = federate(from_tensors(x, torch.arange(24) % 2), split=f"file:{tmp_path / 'who.csv'}")
+    assert federation.size(0) == 1
+    method = registry.make("fedavg", lr=0.05)
+    outcome = Simulation(federation, batchnorm_net(federation), method, Settings(rounds=2)).run()
+    assert outcome is not None
+    assert not outcome.faults
+
+
+def test_nesterov_without_momentum_is_refused_at_the_start(digits: Federation) -> None:
+    with pytest.raises(ConfigError, match="momentum"):
+        start(digits, registry.make("fedavg", nesterov=True))
+
+
+def test_a_run_leaves_torchs_random_numbers_alone(digits: Federation) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    net = small_net(digits)
+    torch.manual_seed(5)
+    Simulation(digits, net, registry.make("fedavg"), Settings(rounds=1)).run()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_external_classes_are_matched_by_name() -> None:
+    x, y = torch.randint(0, 255, (40, 1, 8, 8), dtype=torch.uint8), torch.arange(40) % 2
+    own = from_tensors(x, torch.arange(40) % 3, classes=["ant", "bee", "cat"])
+    other = from_tensors(x, y, classes=["cat", "bee"])
+    federation = federate(own, clients=2, split="iid", external=other)
+    assert federation.external is not None
+    assert federation.external.y.tolist() == [2 if v == 0 else 1 for v in y.tolist()]
+    with pytest.raises(SplitError, match="dog"):
+        federate(own, clients=2, split="iid", external=from_tensors(x, y, classes=["cat", "dog"]))

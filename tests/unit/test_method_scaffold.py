@@ -47,6 +47,17 @@ def test_one_step_from_zero_variates_is_fedavgs_step(digits: Federation) -> None
         assert alike({n: t for n, t in ours.state.items() if "/" not in n}, theirs.state)
 
 
+def test_the_server_takes_the_plain_mean_of_the_models(digits: Federation) -> None:
+    method = make("scaffold", lr=0.05)
+    simulation = stepped(method, digits, rounds=1)
+    cohort = next(iter(simulation.store.records()))["cohort"]
+    assert len({digits.size(i) for i in cohort}) > 1
+    models = [make("scaffold", lr=0.05).train(at_work(method, digits, client=i)).state for i in cohort]
+    for name in simulation.plan.initial:
+        mean = torch.stack([state[name] for state in models]).mean(dim=0)
+        torch.testing.assert_close(simulation.server.state[name], mean, rtol=0, atol=1e-6)
+
+
 def test_the_server_variate_is_the_mean_of_all_clients_also_under_dropout(digits: Federation) -> None:
     """Half of the clients take part, and of these one is refused in every round."""
 

@@ -78,12 +78,12 @@ def compare(
 
 def resume(
     directory: Annotated[Path, typer.Argument(help="The directory of a run or of a comparison.")],
-    workers: Annotated[int | None, typer.Option(help="Processes that compute, if others than before.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that compute, if others than before.", min=1)] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept, if it moved.")] = None,
     as_json: Json = False,
 ) -> None:
     """Continue a run or a comparison after a crash or Ctrl-C, to the same bits."""
-    words: dict[str, Any] = {"workers": workers} if workers else {}
+    words: dict[str, Any] = {"workers": workers} if workers is not None else {}
     if data_dir:
         words["data_dir"] = str(data_dir)
     if rundir.is_comparison(directory):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from perfed.core.client import Batch, Client
+from perfed.errors import ConfigError
 from perfed.nets.net import Net
 
 PREFIX_BATCH = 256
@@ -42,6 +43,10 @@ class Optimiser:
     nesterov: bool = False
     weight_decay: float = 0.0
     batch_size: int = 10
+
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov = true needs momentum.", "Give a momentum above 0, as in method.momentum=0.9.")
 
     def over(self, parameters: Sequence[nn.Parameter], lr: float | None = None) -> torch.optim.SGD:
         """A fresh optimiser over these parameters."""
@@ -102,6 +107,10 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
         if not phase.epochs or not len(data):
             continue
         parameters = set_trainable(net, phase.trains)
+        if len(data) == 1:  # one sample has no statistics of its own
+            for module in net.module.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
         step = optimiser.over(parameters, phase.lr)
         cut = net.reusable(phase.trains) if phase.reuse else 0
         x = data.x

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from perfed.core.state import Selection, State, complement, put, take, union
+from perfed.core.state import Selection, State, complement, put, take, union, without
 
 if TYPE_CHECKING:
     from perfed.core.method import Method
@@ -59,6 +59,7 @@ class Plan:
             )
             for name, tensor in self.initial.items()
         }
+        self._ever: tuple[int, dict[str, Selection]] = (0, dict.fromkeys(self.parts, False))
         self._private = lru_cache(maxsize=64)(self._compute_private)
         self._travels = lru_cache(maxsize=64)(self._compute_travels)
 
@@ -72,8 +73,19 @@ class Plan:
 
     def download(self, t: int, since: int) -> dict[str, Selection]:
         """What a client that last took part in round `since` needs from the server in round t."""
-        now, then = self.travels(t), self.travels(since)
-        return {name: union(now[name], then[name]) for name in self.parts}
+        kept, changed = self.private(since), self._travelled(t)
+        return {name: without(changed[name], kept[name]) for name in self.parts}
+
+    def _travelled(self, t: int) -> Mapping[str, Selection]:
+        """Which elements have travelled in any round up to t: all that may differ from the first values."""
+        reached, so_far = self._ever
+        if t < reached:
+            reached, so_far = 0, dict.fromkeys(self.parts, False)
+        for r in range(reached + 1, t + 1):
+            now = self.travels(r)
+            so_far = {name: union(so_far[name], now[name]) for name in self.parts}
+        self._ever = (t, so_far)
+        return so_far
 
     def pick(self, state: Mapping[str, Tensor], which: Mapping[str, Selection]) -> State:
         """The selected elements of a state."""

@@ -56,6 +56,13 @@ def complement(which: Selection) -> Selection:
     return (~distinct).expand(which.shape)  # a mask of whole channels stays as small as it is
 
 
+def without(a: Selection, b: Selection) -> Selection:
+    """The elements that the first selection means and the second does not."""
+    if isinstance(a, bool):
+        return complement(b) if a else False
+    return (a if not b else False) if isinstance(b, bool) else a & ~b
+
+
 def under(prefix: str, state: Mapping[str, Tensor]) -> State:
     """The same tensors with a prefix before their names."""
     return {f"{prefix}/{name}": tensor for name, tensor in state.items()}

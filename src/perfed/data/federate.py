@@ -101,15 +101,15 @@ def _scaled(source: Source, side: int) -> Source:
 
 
 def _fitting(other: Source, own: Source, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    if other.num_classes > own.num_classes:
+    if strange := [name for name in other.classes if name not in own.classes]:
         raise SplitError(
-            f"The external data set {other.name!r} has {other.num_classes} classes, "
-            f"{own.name!r} has {own.num_classes}.",
-            "Give one with the same classes.",
+            f"The external data set {other.name!r} has a class {strange[0]!r}, which {own.name!r} has not.",
+            f"Give one with classes among {', '.join(own.classes[:20])}.",
         )
+    number = torch.tensor([own.classes.index(name) for name in other.classes])
     if other.x_test is not None and other.y_test is not None:
-        return images.fit(other.x_test, shape), other.y_test
-    return images.fit(other.x, shape), other.y
+        return images.fit(other.x_test, shape), number[other.y_test]
+    return images.fit(other.x, shape), number[other.y]
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,15 @@ class Source:
         )  # fmt: skip
 
 
+def _tensor(values: Array, what: str, cure: str) -> Tensor:
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"The {what} are no numbers: {error}", cure) from None
+
+
 def _images(x: Array) -> Tensor:
-    t = torch.as_tensor(x)
+    t = _tensor(x, "images", "Give numbers of shape (N, C, H, W).")
     if t.ndim == 3:
         t = t.unsqueeze(1)
     if t.dtype in (torch.float64, torch.float16, torch.bfloat16):
@@ -105,7 +112,7 @@ def _images(x: Array) -> Tensor:
 
 
 def _labels(y: Array, name: str) -> Tensor:
-    t = torch.as_tensor(y)
+    t = _tensor(y, f"labels of {name!r}", "Give whole numbers counted from 0.")
     if t.is_floating_point() or t.dtype == torch.bool:
         raise DataError(f"The labels of {name!r} are {t.dtype}.", "Give whole numbers counted from 0.")
     return t.to(torch.int64).contiguous()
@@ -144,8 +151,7 @@ def join(sources: Sequence[Source]) -> Source:
     """Several sources of the same classes as the domains of one, in the largest shape among them."""
     if not sources:
         raise DataError("There is no source to join.", "Give at least one.")
-    counts = {s.num_classes for s in sources}
-    if len(counts) > 1:
+    if len({s.classes for s in sources}) > 1:
         raise DataError(
             "The sources "
             + ", ".join(f"{s.name!r} ({s.num_classes} classes)" for s in sources)

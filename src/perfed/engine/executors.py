@@ -61,7 +61,7 @@ class Serial:
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> list[Reply]:
         """Compute the tasks here."""
         replies = []
-        with one_thread():
+        with one_thread(), torch.random.fork_rng(devices=[]):
             for task in tasks:
                 replies.append(self.worker.run(task))
                 if done:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfed.core.client import Client, Meter
+from perfed.core.client import Meter
 from perfed.core.plan import Round
 from perfed.core.state import State, serialised_bytes
 from perfed.data.federation import Split
@@ -111,6 +111,7 @@ class Flops:
             self._per_sample[stage], self.rehearsed[stage] = self._count(client, t)
         return round(self._per_sample[stage] * self.source.federation.size(client))
 
+    @torch.random.fork_rng(devices=[])  # leaves no trace in the global random state
     def _count(self, client: int, t: int) -> tuple[float, Meter]:
         origin = self.source
         worker = Worker(origin.federation, origin.net.clone(), origin.method, origin.rounds, origin.seed)
@@ -120,11 +121,5 @@ class Flops:
         few = Split(data.x[picked], data.y[picked])
         probe.data.train = probe.data.val = few
         with one_thread(), FlopCounterMode(display=False) as counter:
-            _rehearse(worker, probe)
+            worker.method.train(probe)
         return float(counter.get_total_flops()) / len(few), probe.meter
-
-
-def _rehearse(worker: Worker, client: Client) -> None:
-    """Train the probe without leaving a trace in the global random state."""
-    with torch.random.fork_rng(devices=[]):
-        worker.method.train(client)

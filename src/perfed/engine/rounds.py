@@ -51,6 +51,7 @@ class Simulation:
         cache_bytes: int = 256 << 20,
     ) -> None:
         check_settings(settings)
+        method.optimiser(Round(1, settings.rounds))  # refuses what no step can be made with
         self.settings, self.federation, self.method = settings, federation, method
         self.worker = Worker(federation, net, method, settings.rounds, settings.seed)
         self.plan = self.worker.plan
@@ -148,9 +149,9 @@ class Simulation:
         task = self._task("evaluate", client, self.settings.rounds, seen=seen)
         with executors.one_thread():
             found = self.worker.client(task)
-            self.method.personal(found)
+            self.worker.personal(found)
             if not seen or self.settings.adapt != "never":
-                self.worker._prepare(found, seen=seen)
+                self.worker.prepare(found, seen=seen)
         found.net.module.eval()
         return found
 

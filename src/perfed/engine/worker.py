@@ -18,7 +18,7 @@ from perfed.core.method import Method, probabilities
 from perfed.core.plan import Plan, Round
 from perfed.core.state import Scalars, State
 from perfed.data.federation import Federation, Split
-from perfed.errors import PerfedError
+from perfed.errors import UpdateError
 from perfed.nets.net import Net
 
 EVAL_BATCH = 256
@@ -70,7 +70,7 @@ class Worker:
         try:
             client = self.client(task)
             reply = self._train(client) if task.op == "train" else self._measure(client, task)
-        except PerfedError as error:
+        except UpdateError as error:
             reply = Reply(task.client, {}, {}, {"error": str(error)})
         reply.scalars["seconds"] = time.perf_counter() - started
         return reply
@@ -113,12 +113,10 @@ class Worker:
 
     def _measure(self, client: Client, task: Task) -> Reply:
         method, seen = self.method, task.options.get("seen", True)
-        method.personal(client)
-        if method.buffers == "reset":
-            self._refresh(client)
+        self.personal(client)
         if task.op in ("new", "external"):
             if task.options.get("adapt", False):
-                self._prepare(client, seen=True)
+                self.prepare(client, seen=True)
             pooled = self.federation.pooled_test() if task.op == "new" else self.federation.external
             assert pooled is not None
             client.net.module.eval()
@@ -126,9 +124,15 @@ class Worker:
             return Reply(client.id, {"probabilities": torch.cat(parts)}, {}, {})
         state = {f"before/{name}": value for name, value in self._score(client).items()}
         if task.options.get("adapt", False) or not seen:
-            self._prepare(client, seen=seen)
+            self.prepare(client, seen=seen)
             state |= {f"after/{name}": value for name, value in self._score(client).items()}
         return Reply(client.id, state, {}, {})
+
+    def personal(self, client: Client) -> None:
+        """Put the client's personal model into its network, as it is before any adaptation."""
+        self.method.personal(client)
+        if self.method.buffers == "reset":
+            self._refresh(client)
 
     @torch.no_grad()
     def _refresh(self, client: Client) -> None:
@@ -145,7 +149,8 @@ class Worker:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
 
-    def _prepare(self, client: Client, *, seen: bool) -> None:
+    def prepare(self, client: Client, *, seen: bool) -> None:
+        """Adapt the personal model; a client that never took part joins first."""
         if not seen:
             self.method.join(client)
         self.method.adapt(client)
