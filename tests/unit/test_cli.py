@@ -131,7 +131,7 @@ def test_a_real_ctrl_c(tmp_path: Path) -> None:
             assert process.stderr is not None
             assert "round 1/500" in process.stderr.readline()
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=240)
         finally:
             process.kill()
     assert process.returncode == 130

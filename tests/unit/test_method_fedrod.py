@@ -64,7 +64,7 @@ def test_one_step_by_hand(digits: Federation) -> None:
     client = at_work(method, digits)
     with torch.no_grad():
         for parameter in client.net.module.get_submodule("fc3.personal").parameters():
-            parameter.add_(0.3)
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     start, batch = client.weights(), whole(client)
     counts = torch.bincount(batch.y, minlength=10)
     generic_net = small_net(digits)

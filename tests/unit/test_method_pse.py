@@ -136,6 +136,8 @@ def test_excited_channels_by_hand() -> None:
     assert not excited(logit([0.5, 0.6]), logit([0.5, 0.4])).any(), "none where the global model leads nowhere"
     assert not excited(torch.zeros(3), torch.zeros(3)).any(), "a mean of zero excites nobody"
     assert excited(logit([0.2, 0.2]), logit([0.5, 0.5])).all()
+    saturated = excited(torch.tensor([0.0, 5.0]), torch.tensor([1.0, 9.0]))
+    assert saturated.tolist() == [True, False], "0.23 and 0.007 after the sigmoid"
 
 
 def test_the_pull_is_xi_times_the_distance_on_excited_filters_alone(few: Federation) -> None:
