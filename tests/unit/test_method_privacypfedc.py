@@ -27,8 +27,6 @@ from perfed.nets.branches import head_names
 from perfed.privacy import ckks
 from tests.conftest import small_net
 
-pytest.importorskip("tenseal")
-
 
 class Watched(Simulation):
     """A run that remembers what clients sent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ def straight(net: Net, received: State, batch: Batch, **switches: Any) -> Tensor
 
 
 def test_alpha_is_captums_grad_cam_weight(few: Federation) -> None:
-    captum = pytest.importorskip("captum.attr")
+    captum = import_module("captum.attr")
     net = built(few)
     net.module.eval()
     client = at_work(PSE(), few, net="conv3attn")

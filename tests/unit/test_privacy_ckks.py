@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from perfed.errors import ExtraError, StoreError, UpdateError
 from perfed.privacy import ckks
 
-tenseal = pytest.importorskip("tenseal")
+tenseal = import_module("tenseal")
 
 
 @pytest.fixture(scope="module")
