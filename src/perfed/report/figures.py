@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 LINES = ("-", "--", "-.", ":")
 
+TALLEST_LEGEND = 16
+"""names in a column of the legend"""
+
 Runs = Mapping[str, Sequence["Result"]]
 """Method by name, one result per seed."""
 
@@ -37,7 +40,8 @@ def curves(runs: Runs, path: Path) -> None:
     right.set(xlabel="clients, worst first", ylabel="accuracy (%)", title="By client, after the last round")
     if len(runs) > 1:
         handles, labels = left.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right center", frameon=False)
+        columns = -(-len(labels) // TALLEST_LEGEND)
+        figure.legend(handles, labels, loc="outside right center", frameon=False, ncols=columns, fontsize="small")
     _save(figure, path)
 
 
@@ -73,8 +77,8 @@ def _figure(panels: int, runs: Runs) -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    wide = 4.8 * panels + (1.6 if len(runs) > 1 else 0)
-    figure = Figure(figsize=(wide, 3.8), dpi=130, layout="constrained")
+    columns = -(-len(runs) // TALLEST_LEGEND) if len(runs) > 1 else 0
+    figure = Figure(figsize=(4.8 * panels + 1.6 * columns, 3.8), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, panels)
     for one in axes:
