@@ -125,7 +125,9 @@ def test_a_changed_configuration_is_not_resumed(tmp_path: Path, monkeypatch: pyt
 
 def test_a_real_ctrl_c(tmp_path: Path) -> None:
     words = ["run", *SMALL, "--rounds", "500", "--workers", "2", "--out", "r"]
-    command = [sys.executable, "-m", "perfed.cli", *words]
+    # A shell's background job, and so its children, ignore SIGINT: the program must start as from a terminal.
+    begin = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{begin}; from perfed.cli import main; main()", *words]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

@@ -151,13 +151,14 @@ def test_external_data_takes_the_shape_of_ones_own() -> None:
         torch.arange(9) % 3,
         x_test=torch.full((4, 3, 8, 8), 51, dtype=torch.uint8),
         y_test=torch.arange(4) % 3,
+        classes=["c0", "c1", "c2"],
     )
     f = federate(source(), clients=4, split="iid", external=other)
     assert f.external is not None
     assert f.external.x.shape == (4, 1, 4, 4)  # its published test set, gray and small
     assert torch.allclose(f.external.x, torch.tensor(-0.6))
     assert federate(source(), clients=4, split="iid").external is None
-    with pytest.raises(SplitError, match="has 10 classes"):
+    with pytest.raises(SplitError, match="has a class 'c2'"):
         federate(source(classes=2), clients=4, split="iid", external=source())
 
 

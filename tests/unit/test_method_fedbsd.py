@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -16,6 +17,7 @@ from perfed.core.fit import Phase
 from perfed.core.registry import make
 from perfed.core.state import State, under, within
 from perfed.data import Federation, Source, federate, load
+from perfed.engine.rounds import Outcome
 from perfed.errors import NetError
 from perfed.methods.fedbsd import FedBSD
 from tests.conftest import small_net
@@ -173,6 +175,13 @@ def test_received_is_scored_with_the_new_body_and_own_with_the_clients(digits: F
             head = {n: kept.get(n, simulation.plan.initial[n]) for n in scored if n.startswith("fc3")}
             assert alike(scored, body | head)
         simulation.close()
+
+
+def test_own_bodies_survive_a_pool_of_workers(simulate: Callable[..., Outcome]) -> None:
+    """What is kept is the tensor that is sent: both must come out of a worker."""
+    runs = [simulate("fedbsd", head_epochs=1, student="own", simulation={"workers": n}) for n in (1, 2)]
+    assert runs[0].state_sha256 == runs[1].state_sha256
+    assert runs[0].metrics == runs[1].metrics
 
 
 def test_a_dropout_teacher_drops_nothing(digits: Federation) -> None:

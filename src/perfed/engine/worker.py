@@ -18,7 +18,7 @@ from perfed.core.method import Method, probabilities
 from perfed.core.plan import Plan, Round
 from perfed.core.state import Scalars, State
 from perfed.data.federation import Federation, Split
-from perfed.errors import UpdateError
+from perfed.errors import StoreError, UpdateError
 from perfed.nets.net import Net
 
 EVAL_BATCH = 256
@@ -70,7 +70,7 @@ class Worker:
         try:
             client = self.client(task)
             reply = self._train(client) if task.op == "train" else self._measure(client, task)
-        except UpdateError as error:
+        except (UpdateError, StoreError) as error:
             reply = Reply(task.client, {}, {}, {"error": str(error)})
         reply.scalars["seconds"] = time.perf_counter() - started
         return reply

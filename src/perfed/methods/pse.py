@@ -73,7 +73,7 @@ class PSE(Method):
     def phases(self, client: Client) -> Sequence[Phase]:
         """Extractor and classifier together, beside the received extractor as it came."""
         local, attention, linear = divide(client.net)
-        received = copy.deepcopy(local).eval().requires_grad_()  # for alpha: the loss never reaches it
+        received = copy.deepcopy(local).eval().requires_grad_(self.excitation)  # for alpha; the loss never reaches it
         filters = [(ours, theirs.detach()) for ours, theirs in zip(weights(local), weights(received), strict=True)]
 
         def loss(client: Client, batch: Batch) -> Tensor:
