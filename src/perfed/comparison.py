@@ -34,11 +34,13 @@ def compare(
     announce: Announce | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     method: Mapping[str, Any] | None = None,
+    nets: Mapping[str, str | dict[str, Any]] | None = None,
     **words: Any,
 ) -> Comparison:
     """Run every method with every seed under `out`; what is finished there is kept, what is begun is continued.
 
-    `method` has hyper-parameters for all methods, `settings` those of single methods by name.
+    `method` has hyper-parameters for all methods, `settings` those of single methods by name, and `nets` names the
+    network of single methods that cannot run on `net`.
     """
     place, tries = Path(out or tempfile.mkdtemp(prefix="perfed-")), list(seeds)
     if not methods or not tries or len(set(tries)) < len(tries):
@@ -47,16 +49,19 @@ def compare(
     calls: dict[str, list[tuple[Config, dict[str, Any]]]] = {}
     for entry in methods:
         wanted = _with(entry, common, settings or {})
-        described = [describe(wanted, data, net, words | {"seed": seed}) for seed in tries]
+        used = net if isinstance(wanted, Method) else (nets or {}).get(wanted["name"], net)
+        described = [describe(wanted, data, used, words | {"seed": seed}) for seed in tries]
         name = described[0][0].method["name"]
         if name in calls:
             raise ConfigError(f"The method {name!r} is named twice.", "Name it once.")
         calls[name] = described
-    if unused := [name for name in (settings or {}) if name not in calls]:
-        raise ConfigError(
-            f"There are settings for {unused[0]!r}, which is not compared.", f"Compared: {', '.join(calls)}."
-        )
-    _claim(place, calls, tries)
+    for what, given in (("settings", settings), ("a network", nets)):
+        if unused := [name for name in (given or {}) if name not in calls]:
+            raise ConfigError(
+                f"There are {what} for {unused[0]!r}, which is not compared.".replace("are a", "is a"),
+                f"Compared: {', '.join(calls)}.",
+            )
+    _claim(place, calls, tries, describe(methods[0], data, net, words | {"seed": tries[0]})[0])
     runs: dict[str, list[Result]] = {name: [] for name in calls}
     for number, seed in enumerate(tries):
         alike = None
@@ -79,7 +84,8 @@ def resume_comparison(directory: Path | str, announce: Announce | None = None, *
     plan = read_plan(place)
     tables, shared = plan["method"], plan["config"] | words
     settings = {name: {k: v for k, v in tables[name].items() if k != "name"} for name in plan["methods"]}
-    return compare(plan["methods"], plan["seeds"], out=place, announce=announce, settings=settings, **shared)
+    own: dict[str, Any] = {"settings": settings, "nets": plan.get("nets")}
+    return compare(plan["methods"], plan["seeds"], out=place, announce=announce, **own, **shared)
 
 
 def _one(
@@ -102,7 +108,9 @@ def _silent(config: Config, what: str) -> None:
     """Nobody watches."""
 
 
-def _with(entry: Algorithm, common: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]) -> Algorithm:
+def _with(
+    entry: Algorithm, common: Mapping[str, Any], settings: Mapping[str, Mapping[str, Any]]
+) -> Method | dict[str, Any]:
     if isinstance(entry, Method):
         return entry
     table = {"name": entry} if isinstance(entry, str) else dict(entry)
@@ -129,12 +137,13 @@ def _same_method(name: str, had: Mapping[str, Any], want: Mapping[str, Any], pla
             )
 
 
-def _claim(place: Path, calls: Mapping[str, Sequence[tuple[Config, Any]]], seeds: Sequence[int]) -> None:
-    """Write what is compared; a comparison that is already here may only grow."""
+def _claim(place: Path, calls: Mapping[str, Sequence[tuple[Config, Any]]], seeds: Sequence[int], first: Config) -> None:
+    """Write what is compared; a comparison that is already here may only grow. `first` has the common words."""
     import tomli_w
 
     tables = {name: described[0][0].words()["method"] for name, described in calls.items()}
-    first = next(iter(calls.values()))[0][0]
+    words = {name: described[0][0].words()["net"] for name, described in calls.items()}
+    nets = {name: net for name, net in words.items() if net != first.words()["net"]}
     shared = {key: value for key, value in first.words().items() if key not in ("method", "seed", "out")}
     if rundir.is_run(place):
         raise StoreError(f"{place} already holds a run.", "Give another --out.")
@@ -144,11 +153,11 @@ def _claim(place: Path, calls: Mapping[str, Sequence[tuple[Config, Any]]], seeds
         _same(then.changed(method=first.words()["method"], seed=first.seed), first, place)
         for name, table in tables.items():
             _same_method(name, before["method"].get(name, table), table, place)
-        tables = before["method"] | tables
+        tables, nets = before["method"] | tables, before.get("nets", {}) | nets
         seeds = [*before["seeds"], *(seed for seed in seeds if seed not in before["seeds"])]
     try:
         place.mkdir(parents=True, exist_ok=True)
-        text = tomli_w.dumps({"methods": list(tables), "seeds": list(seeds), "config": shared, "method": tables})
-        rundir.write(place / rundir.COMPARE, text.encode())
+        plan = {"methods": list(tables), "seeds": list(seeds), "config": shared, "method": tables}
+        rundir.write(place / rundir.COMPARE, tomli_w.dumps(plan | ({"nets": nets} if nets else {})).encode())
     except OSError as error:
         raise StoreError(f"{place} cannot be written: {error}.", "Give another --out.") from None

@@ -24,21 +24,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "vanilla": {"unfreeze": [0, ROUNDS // 2]},
 }
 """Schedules count rounds, and the demo has few."""
-ELSEWHERE = {"pse": {"name": "conv3attn"}, "fedbn": {"name": "digitsnet"}}
-"""Methods that are about a part the demo's network does not have: attention, BatchNorm."""
+NETS: dict[str, str | dict[str, Any]] = {
+    "fedbn": {"name": "mlp", "hidden": [64, 32], "batchnorm": True},
+    "pse": {"name": "conv3attn", "width": 0.25, "hidden": 32},
+}
+"""Networks of the methods that are about a part the demo's network does not have: attention, BatchNorm."""
 
 
 def names() -> list[str]:
-    """The methods that the demo's network can run, FedAvg also with fine-tuning."""
-    return [name for known in registry.methods() if known not in ELSEWHERE for name in _variants(known)]
-
-
-def _variants(name: str) -> list[str]:
-    return [name, f"{name}+ft"] if name == "fedavg" else [name]
+    """All methods, FedAvg also with fine-tuning."""
+    return [name for known in registry.methods() for name in ([known, f"{known}+ft"] if known == "fedavg" else [known])]
 
 
 def demo(out: Path | str, *, workers: int = 2, announce: Announce | None = None) -> Comparison:
     """Run the demo; what is finished in `out` is kept."""
     wanted = names()
-    settings = {name: values for name, values in SETTINGS.items() if name in wanted}
-    return compare(wanted, out=out, workers=workers, announce=announce, settings=settings, **WORDS)
+    return compare(wanted, out=out, workers=workers, announce=announce, settings=SETTINGS, nets=NETS, **WORDS)

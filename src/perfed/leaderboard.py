@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,10 @@ class Comparison:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The leaderboard, best mean accuracy first."""
-        return sorted((_row(name, results) for name, results in self.runs.items()), key=lambda row: -row["mean"])
+        used = [results[0].config.net for results in self.runs.values()]
+        usual = max(used, key=used.count)
+        rows = [_row(name, results) | _unlike(results[0].config.net, usual) for name, results in self.runs.items()]
+        return sorted(rows, key=lambda row: -row["mean"])
 
     def facts(self) -> dict[str, Any]:
         """What leaderboard.json holds."""
@@ -91,6 +94,14 @@ def read_plan(place: Path) -> dict[str, Any]:
     if not sound or not all(isinstance(tables.get(name), dict) for name in methods if isinstance(name, str)):  # type: ignore[union-attr]
         raise StoreError(f"{place / rundir.COMPARE} is damaged.", "Start the comparison again in another directory.")
     return plan
+
+
+def _unlike(net: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, str]:
+    """The network's name, or the options by which it differs from the usual one, if it does."""
+    if net["name"] != usual["name"]:
+        return {"net": net["name"]}
+    options = [key for key in net.keys() | usual.keys() if net.get(key) != usual.get(key)]
+    return {"net": ", ".join(sorted(options))} if options else {}
 
 
 def _row(name: str, results: Sequence[Result]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 from torch import nn
 
 from perfed.nets.attention import CrossAttention
@@ -27,9 +27,12 @@ from perfed.nets.stack import after, classifier, conv, stack
 Layers = dict[str, dict[str, nn.Module]]
 
 
-def conv3(input_shape: tuple[int, int, int], num_classes: int, *, hidden: PositiveInt = 256) -> Net:
-    """The extractor and two linear layers."""
-    layers = {**_extractor(input_shape[0]), **_linear(input_shape, hidden, num_classes)}
+def conv3(
+    input_shape: tuple[int, int, int], num_classes: int, *, hidden: PositiveInt = 256, width: PositiveFloat = 1.0
+) -> Net:
+    """The extractor, with `width` times the channels, and two linear layers."""
+    widths = _widths(width)
+    layers = {**_extractor(input_shape[0], widths), **_linear(input_shape, widths[-1], hidden, num_classes)}
     return stack(layers, input_shape, num_classes)
 
 
@@ -38,16 +41,19 @@ def conv3attn(
     num_classes: int,
     *,
     hidden: PositiveInt = 256,
+    width: PositiveFloat = 1.0,
     heads: PositiveInt = 4,
     position: bool = False,
 ) -> Net:
     """The extractor and the classifier: one attention block (`position` adds its position term), two linear layers."""
     rows, columns = after(input_shape[1:], (0, 2), (0, 2))
-    modules: dict[str, nn.Module] = {"attention": CrossAttention(128, rows, columns, heads=heads, position=position)}
-    for linear in _linear(input_shape, hidden, num_classes).values():
+    widths = _widths(width)
+    attention = CrossAttention(widths[-1], rows, columns, heads=heads, position=position)
+    modules: dict[str, nn.Module] = {"attention": attention}
+    for linear in _linear(input_shape, widths[-1], hidden, num_classes).values():
         modules |= linear
     head: Layers = {"classifier": {"classifier": nn.Sequential(OrderedDict(modules))}}
-    net = stack({**_extractor(input_shape[0]), **head}, input_shape, num_classes)
+    net = stack({**_extractor(input_shape[0], widths), **head}, input_shape, num_classes)
     for name, module in net.module.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             before_relu = name.startswith("conv") or name.endswith("fc1")
@@ -58,16 +64,21 @@ def conv3attn(
     return net
 
 
-def _extractor(channels: int) -> Layers:
+def _widths(factor: float) -> list[int]:
+    return [max(1, round(factor * channels)) for channels in (32, 64, 128)]
+
+
+def _extractor(channels: int, widths: list[int]) -> Layers:
+    first, second, third = widths
     return {
-        "conv1": {**conv(channels, 32, 1, kernel=3, pad=1), "pool1": nn.MaxPool2d(2)},
-        "conv2": {**conv(32, 64, 2, kernel=3, pad=1), "pool2": nn.MaxPool2d(2)},
-        "conv3": conv(64, 128, 3, kernel=3, pad=1),
+        "conv1": {**conv(channels, first, 1, kernel=3, pad=1), "pool1": nn.MaxPool2d(2)},
+        "conv2": {**conv(first, second, 2, kernel=3, pad=1), "pool2": nn.MaxPool2d(2)},
+        "conv3": conv(second, third, 3, kernel=3, pad=1),
     }
 
 
-def _linear(input_shape: tuple[int, int, int], hidden: int, num_classes: int) -> Layers:
+def _linear(input_shape: tuple[int, int, int], channels: int, hidden: int, num_classes: int) -> Layers:
     rows, columns = after(input_shape[1:], (0, 2), (0, 2), (0, 2))
-    layers = classifier(128 * rows * columns, [hidden], num_classes)
+    layers = classifier(channels * rows * columns, [hidden], num_classes)
     layers["fc1"] = {"pool3": nn.MaxPool2d(2), "flatten": nn.Flatten(), **layers["fc1"]}
     return layers

@@ -24,8 +24,9 @@ def mlp(
     *,
     hidden: Sequence[PositiveInt] = (200, 200),
     dropout: Dropout = 0.0,
+    batchnorm: bool = False,
 ) -> Net:
     """Linear layers on the flattened input, of any shape; dropout, if any, comes right before the head."""
-    layers = classifier(prod(input_shape), hidden, num_classes, drop=dropout)
+    layers = classifier(prod(input_shape), hidden, num_classes, norm=batchnorm, drop=dropout)
     layers["fc1"] = {"flatten": nn.Flatten(), **layers["fc1"]}
     return stack(layers, input_shape, num_classes)

@@ -73,7 +73,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     spread = f" ± {100 * row['spread']:.2f}" if row["spread"] is not None else ""
     shares = [percent(row[key], "") for key in ("mean", "std", "worst10", "new")]
     return [
-        row["method"],
+        f"{row['method']} ({row['net']})" if "net" in row else row["method"],
         shares[0] + spread,
         *shares[1:],
         size(row["bytes_up"]),
