@@ -1,6 +1,6 @@
 """Write the measured tables into the pages: every number in the docs comes from a file under results/.
 
-    python docs/tables.py            fill the marked places in README.md and docs/
+    python docs/tables.py            fill the marked places in README.md and docs/, write docs/reproductions/
     python docs/tables.py --check    fail if a page is not what results/ says
 
 A place is marked by `<!-- results:NAME -->` and `<!-- end -->`; NAME is `demo` or a recipe.
@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+REPRODUCTIONS = ROOT / "docs" / "reproductions"
 PLACE = re.compile(r"<!-- results:(\S+) -->.*?<!-- end -->", re.DOTALL)
 
 
 def table(name: str) -> str:
     """The table that belongs at a place, with what it was made from."""
-    path = ROOT / "results" / f"{name}.json"
+    path = RESULTS / f"{name}.json"
     if not path.exists():
         return "Not measured yet."
     found = json.loads(path.read_text())
@@ -36,7 +38,7 @@ def leaderboard(found: dict[str, Any]) -> str:
 
 def reproduction(name: str, found: dict[str, Any]) -> str:
     """A recipe's table."""
-    from perfed.reproduce import markdown
+    from perfed.measured import markdown
 
     close, compared = found["within_2_points"]
     budget = f" --budget {found['budget']}"
@@ -55,19 +57,49 @@ def filled(text: str) -> str:
     return PLACE.sub(lambda m: f"<!-- results:{m[1]} -->\n{table(m[1])}\n<!-- end -->", text)
 
 
+def wanted() -> dict[Path, str]:
+    """Every page as it should be: marked places filled, and the generated pages of the reproductions."""
+    from perfed import recipes
+    from perfed.report.reproduction import index, page_text, results_of
+
+    pages = {REPRODUCTIONS / "README.md": index(RESULTS)}
+    for name in recipes.names():
+        if (found := results_of(RESULTS, name)) is not None:
+            pages[REPRODUCTIONS / f"{name}.md"] = page_text(recipes.load(name), found)
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        if page not in pages:
+            pages[page] = filled(page.read_text(encoding="utf-8"))
+    return pages
+
+
+def draw(page: Path) -> None:
+    """The plot beside a page of a reproduction."""
+    from perfed.report.dots import draw as plot
+    from perfed.report.reproduction import results_of
+
+    if (found := results_of(RESULTS, page.stem)) is not None:
+        plot(found, page.with_suffix(".svg"))
+
+
 def main() -> None:
     """Fill or check all pages."""
-    stale = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        text = page.read_text(encoding="utf-8")
-        if (new := filled(text)) != text:
-            stale.append(page)
-            if "--check" not in sys.argv:
-                page.write_text(new, encoding="utf-8")
+    check = "--check" in sys.argv
+    REPRODUCTIONS.mkdir(exist_ok=True)
+    stale = [page for page, text in wanted().items() if not page.exists() or page.read_text(encoding="utf-8") != text]
+    if check:
+        stale += [p for p in wanted() if p.parent == REPRODUCTIONS and p.stem != "README" and not _picture(p).exists()]
     for page in stale:
-        print(f"{'stale' if '--check' in sys.argv else 'written'}: {page.relative_to(ROOT)}")
-    if stale and "--check" in sys.argv:
+        print(f"{'stale' if check else 'written'}: {page.relative_to(ROOT)}")
+    if stale and check:
         sys.exit("Run python docs/tables.py.")
+    for page, text in wanted().items():
+        page.write_text(text, encoding="utf-8")
+        if page.parent == REPRODUCTIONS and page.stem != "README":
+            draw(page)
+
+
+def _picture(page: Path) -> Path:
+    return page.with_suffix(".svg")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def _one(
     """One run of the comparison: kept, continued or started. Methods share the federation of a seed."""
     began = rundir.is_run(place)
     if began:
-        _same(configuration.load(place / rundir.CONFIG), config, place)
+        same_run(configuration.load(place / rundir.CONFIG), config, place)
         if rundir.is_finished(place):
             tell(config, "skip")
             return Result.load(place), alike
@@ -117,7 +117,7 @@ def _with(
     return dict(common) | table | dict(settings.get(table["name"], {}))
 
 
-def _same(old: Config, new: Config, place: Path) -> None:
+def same_run(old: Config, new: Config, place: Path) -> None:
     """Refuse to mix runs of different configurations; what the data fills in may be missing in the new one."""
     had, want = old.identity(), new.identity()
     for key in had.keys() | want.keys():
@@ -150,7 +150,7 @@ def _claim(place: Path, calls: Mapping[str, Sequence[tuple[Config, Any]]], seeds
     if rundir.is_comparison(place):
         before = read_plan(place)
         then = configuration.resolve(before["config"])
-        _same(then.changed(method=first.words()["method"], seed=first.seed), first, place)
+        same_run(then.changed(method=first.words()["method"], seed=first.seed), first, place)
         for name, table in tables.items():
             _same_method(name, before["method"].get(name, table), table, place)
         tables, nets = before["method"] | tables, before.get("nets", {}) | nets

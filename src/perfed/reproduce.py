@@ -3,145 +3,207 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perfed import rundir
-from perfed.comparison import Announce, compare
-from perfed.errors import DataError
-from perfed.recipes import Budget, Column, Recipe
-from perfed.result import Result, versions
+from perfed import config as configuration
+from perfed import grid, measured, rundir
+from perfed.config import Config
+from perfed.errors import ConfigError
+from perfed.grid import Job, Look
+from perfed.recipes import Budget, Cell, Recipe
+from perfed.result import Result
+from perfed.weigh import weigh
 
-WITHIN = 2.0
-"""Points within which a measured figure counts as reproduced."""
+Keep = Callable[[dict[str, Any]], object]
+"""Told the facts whenever a run has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a recipe is run."""
+
+    recipe: Recipe
+    budget: Budget
+    out: Path
+    data_dir: str | None = None
+    cores: int = 1
+    side_by_side: bool = True
+    only: tuple[str, ...] = ()
+    within: tuple[str, ...] = ()
+    look: Look | None = None
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells to run."""
+        return self.recipe.chosen(self.budget, list(self.only), list(self.within))
+
+    def config(self, cell: Cell, seed: int, **changes: Any) -> Config:
+        """The configuration of a run."""
+        words = self.recipe.run_words(self.budget, cell, own_data=self.data_dir is not None)
+        if self.data_dir:
+            words["data_dir"] = self.data_dir
+        method = self.recipe.hyper(self.budget, cell) | changes.pop("method", {})
+        return configuration.resolve(words | {"method": method, "seed": seed} | changes)
+
+    def place(self, cell: Cell, seed: int) -> Path:
+        """The directory of a run."""
+        base = self.out / f"@{cell.setting}" if cell.setting else self.out
+        return base / cell.label / self.recipe.entries[cell.label].method / str(seed)
+
+    def job(self, cell: Cell, seed: int) -> Job:
+        """A run to make."""
+        name = f"{cell.label} ({cell.setting})" if cell.setting else cell.label
+        return Job(name, self.config(cell, seed), self.place(cell, seed))
+
+    def finished(self) -> dict[Cell, list[Result]]:
+        """All runs of the recipe that are finished in `out`, also those of earlier calls."""
+        found: dict[Cell, list[Result]] = {}
+        for cell in self.recipe.cells:
+            place = self.place(cell, 0).parent
+            seeds = sorted(int(p.name) for p in place.iterdir() if p.name.isdigit()) if place.is_dir() else []
+            ended = [Result.load(place / str(seed)) for seed in seeds if rundir.is_finished(place / str(seed))]
+            if ended:
+                found[cell] = ended
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """What the results file holds by now."""
+        runs = self.finished()
+        configs = {
+            cell.setting: {
+                key: value
+                for key, value in self.config(cell, 0).identity().items()
+                if key not in ("method", "seed") and key not in self.recipe.entries[cell.label].run
+            }
+            for cell in reversed(list(runs))
+        }
+        return measured.facts(self.recipe, self.budget, runs, configs)
 
 
 def reproduce(
-    recipe: Recipe,
-    *,
-    budget: Budget = "quick",
-    seeds: Iterable[int] = (0,),
-    out: Path,
-    data_dir: str | None = None,
-    workers: int = 1,
-    only: Iterable[str] = (),
-    announce: Announce | None = None,
+    plan: Plan, seeds: Iterable[int] = (0,), *, top: int = 0, top_seeds: Iterable[int] = (), keep: Keep | None = None
 ) -> dict[str, Any]:
-    """Run every method of the recipe with every seed under `out`, skipping what is done; the facts to keep."""
-    words = recipe.run_words(budget) | {"workers": workers}
-    if data_dir and budget != "smoke":
-        words["data_dir"] = data_dir
-    wanted = list(only) or list(recipe.entries)
-    if missing := [label for label in wanted if label not in recipe.entries]:
-        raise DataError(f"The recipe {recipe.name} has no {missing[0]!r}.", f"It has {', '.join(recipe.entries)}.")
-    runs: dict[str, list[Result]] = {}
-    for label in wanted:
-        entry = recipe.entries[label]
-        made = compare([{"name": entry.method, **entry.hyper}], seeds, out=out / label, announce=announce, **words)
-        runs[label] = made.runs[entry.method]
-        for result in runs[label]:
-            result.prepared = None  # the next method makes its own; memory must not grow with the table
-    return facts(recipe, budget, runs)
+    """Run every cell with every seed, skipping what is done; the facts to keep.
+
+    Then the `top` methods of every setting, by the mean of its first column, are run with `top_seeds` too.
+    """
+    if plan.recipe.dry:
+        found = measured.dry_facts(plan.recipe, counted(plan.recipe))
+        return found
+    tries = list(seeds)
+    _run(plan, [(cell, seed) for seed in tries for cell in plan.cells], keep)
+    if top:
+        best = _best(plan, top)
+        _run(plan, [(cell, seed) for seed in top_seeds for cell in best], keep)
+    return plan.facts()
 
 
-def facts(recipe: Recipe, budget: Budget, runs: dict[str, list[Result]]) -> dict[str, Any]:
-    """What results/NAME.json holds."""
-    first = next(iter(runs.values()))
-    rows = {label: _row(recipe, label, results) for label, results in runs.items()}
-    for column in recipe.columns:
-        _rank(rows, column.key, "published")
-        _rank(rows, column.key, "measured")
-    compared = [cell for row in rows.values() for cell in row["cells"].values() if "difference" in cell]
-    close = [cell for cell in compared if abs(cell["difference"]) <= WITHIN]
+def _run(plan: Plan, wanted: Sequence[tuple[Cell, int]], keep: Keep | None) -> None:
+    jobs = [plan.job(cell, seed) for cell, seed in wanted]
+    if plan.budget != "smoke" and len(jobs) > 1:
+        weigh(jobs)
+    ended = 0
+
+    def look(now: Sequence[Job]) -> None:
+        nonlocal ended
+        done = sum(job.result is not None for job in now)
+        if keep and done > ended:
+            keep(plan.facts())
+        ended = done
+        if plan.look:
+            plan.look(now)
+
+    grid.run(jobs, cores=plan.cores, side_by_side=plan.side_by_side, look=look)
+
+
+def _best(plan: Plan, top: int) -> list[Cell]:
+    """The best cells of every setting by its first column."""
+    runs = plan.finished()
+    best: list[Cell] = []
+    for setting in plan.recipe.settings:
+        column = next((c for c in plan.recipe.columns if c.setting == setting), None)
+        means = {
+            cell: statistics.fmean(values)
+            for cell, results in runs.items()
+            if column and cell.setting == setting and cell in plan.cells
+            and (values := [v for r in results if (v := measured.read(r, column)) is not None])
+        }  # fmt: skip
+        falls = column is not None and column.falls
+        best += sorted(means, key=lambda cell: means[cell], reverse=not falls)[:top]
+    return best
+
+
+def tune(plan: Plan) -> dict[str, Any]:
+    """Try the recipe's learning rates with every method, in its first setting, and choose on validation data.
+
+    Every method gets the same rates, rounds, partition and seed. Test data has no part in it.
+    """
+    recipe = plan.recipe
+    if recipe.tune is None:
+        raise ConfigError(f"The recipe {recipe.name} has nothing to tune.", "Its paper names the learning rate.")
+    setting = next(iter(recipe.settings))
+    plain = replace(plan, recipe=replace(recipe, tuned={}))
+    cells = [cell for cell in plain.cells if cell.setting == setting]
+    jobs: dict[tuple[str, float], Job] = {}
+    for cell in cells:
+        words = recipe.run_words(plan.budget, cell, own_data=plan.data_dir is not None)
+        rounds = max(1, round(words["rounds"] * recipe.tune.rounds))
+        for lr in recipe.tune.lr:
+            config = plain.config(
+                cell, 0, method={"lr": lr}, rounds=rounds, eval_every=rounds, val_fraction=recipe.tune.val_fraction,
+                new=False,
+            )  # fmt: skip
+            place = plan.out / "tune" / cell.label / f"{lr:g}"
+            jobs[cell.label, lr] = Job(f"{cell.label}, lr {lr:g}", config, place)
+    if plan.budget != "smoke":
+        weigh(list(jobs.values()))
+    grid.run(list(jobs.values()), cores=plan.cores, side_by_side=plan.side_by_side, look=plan.look)
+    scores: dict[str, dict[str, float | None]] = {cell.label: {} for cell in cells}
+    for (label, lr), job in jobs.items():
+        value = job.result.metrics.get("local.val") if job.result else None
+        scores[label][f"{lr:g}"] = None if value is None else 100 * value
     return {
-        "recipe": recipe.name,
-        "title": recipe.title,
-        "paper": recipe.paper,
-        "table": recipe.table,
-        "budget": budget,
-        "own": list(recipe.own),
-        "seeds": [result.config.seed for result in first],
-        "partition_sha256": [result.partition_sha256 for result in first],
-        "config": {k: v for k, v in first[0].config.identity().items() if k not in ("method", "seed")},
-        "rows": rows,
-        "within_2_points": [len(close), len(compared)],
-        "versions": versions(),
+        "setting": setting,
+        "rounds": next(iter(jobs.values())).config.rounds,
+        "val_fraction": recipe.tune.val_fraction,
+        "seed": 0,
+        "scores": scores,
+        "chosen": {label: best_rate(tried) for label, tried in scores.items()},
     }
 
 
-def read(result: Result, column: Column) -> float | None:
-    """A column's value in a result, in per cent; None if the run did not measure it."""
-    found = result.metrics
-    if column.round is not None and column.round != result.config.rounds:
-        at = [entry for entry in result.history if entry["t"] == column.round]
-        if not at:
-            return None
-        found = at[0]
-    value = found.get(column.metric)
-    return None if value is None else 100 * value
+def best_rate(tried: Mapping[str, float | None]) -> float:
+    """The rate with the highest validation accuracy; the smaller of equals."""
+    judged = {float(lr): value for lr, value in tried.items() if value is not None}
+    return max(sorted(judged), key=lambda lr: judged[lr])
 
 
-def _row(recipe: Recipe, label: str, results: list[Result]) -> dict[str, Any]:
-    entry, cells = recipe.entries[label], {}
-    for column in recipe.columns:
-        cell: dict[str, Any] = {}
-        if column.key in entry.published:
-            cell["published"] = entry.published[column.key]
-        values = [value for result in results if (value := read(result, column)) is not None]
-        if values:
-            cell |= {"measured": statistics.fmean(values), "values": values}
-            cell["spread"] = statistics.stdev(values) if len(values) > 1 else None
-        if "published" in cell and "measured" in cell:
-            cell["difference"] = cell["measured"] - cell["published"]
-        cells[column.key] = cell
-    costs = {
-        key: statistics.fmean(r.cost[key] for r in results)
-        for key in ("bytes_up", "bytes_down", "flops", "param_batches")
-    }
-    return {
-        "method": entry.method,
-        "hyper": entry.hyper,
-        "cells": cells,
-        "cost": costs,
-        "timing": {"seconds": [result.cost["seconds"] for result in results]},
-        "state_sha256": [result.state_sha256 for result in results],
-    }
+def counted(recipe: Recipe) -> dict[str, dict[str, float]]:
+    """A table of costs, from the dry ledger: nothing is trained. In units of 10^9."""
+    from perfed import nets
+    from perfed.core.registry import make
+    from perfed.engine.cost import estimate
 
-
-def _rank(rows: dict[str, dict[str, Any]], key: str, kind: str) -> None:
-    held = [(row["cells"][key][kind], row) for row in rows.values() if kind in row["cells"][key]]
-    for value, row in held:
-        row["cells"][key][f"rank_{kind}"] = 1 + sum(other > value for other, _ in held)
-
-
-def markdown(found: dict[str, Any]) -> str:
-    """The table for people: published, measured, difference, ranks, a column of the paper after the other."""
-    rows = found["rows"]
-    keys = list(dict.fromkeys(key for row in rows.values() for key in row["cells"]))
-    lines: list[str] = []
-    for key in keys:
-        lines += [f"**{key}**", "", "| method | published | measured | difference | rank published | rank measured |"]
-        lines += ["|---|---:|---:|---:|---:|---:|"]
-        for label, row in rows.items():
-            cell = row["cells"][key]
-            if not cell:
-                continue
-            own = f"**{label}**" if label in found["own"] else label
-            spread = f" ± {cell['spread']:.2f}" if cell.get("spread") is not None else ""
-            measured = f"{cell['measured']:.2f}{spread}" if "measured" in cell else "–"
-            published = f"{cell['published']:.2f}" if "published" in cell else "–"
-            difference = f"{cell['difference']:+.2f}" if "difference" in cell else "–"
-            ranks = f"{cell.get('rank_published', '–')} | {cell.get('rank_measured', '–')}"
-            lines.append(f"| {own} | {published} | {measured} | {difference} | {ranks} |")
-        lines.append("")
-    return "\n".join(lines)
+    found: dict[str, dict[str, float]] = {}
+    sizes = [recipe.dry["samples"]] * recipe.dry["clients"]
+    shape = (recipe.dry["channels"], recipe.dry["side"], recipe.dry["side"])
+    for label, entry in recipe.entries.items():
+        method = make(entry.method, **entry.hyper)
+        net = method.build(nets.build(str(recipe.words["net"]), shape, recipe.dry["classes"]))
+        cost = estimate(net, method, int(recipe.words["rounds"]), sizes)
+        found[label] = {"param_batches": cost.param_batches / 1e9, "flops": cost.flops / 1e9}
+    return found
 
 
 def write(found: dict[str, Any], results: Path) -> Path:
-    """Keep the facts under results/, one file per recipe and budget."""
+    """Keep the facts under results/, one file per recipe and budget; how rates were chosen stays there."""
     suffix = "" if found["budget"] == "full" else f".{found['budget']}"
     results.mkdir(parents=True, exist_ok=True)
     place = results / f"{found['recipe']}{suffix}.json"
+    if "tuning" not in found and place.exists() and "tuning" in (before := rundir.read_json(place)):
+        found = found | {"tuning": before["tuning"]}
     rundir.write_json(place, found)
     return place

@@ -2,62 +2,111 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from perfed.cli.progress import Watching
 from perfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from perfed.reproduce import Plan
 
 
 def recipes() -> None:
-    """List the tables of the papers that can be run."""
+    """List the tables and figures of the papers that can be run."""
     from perfed import recipes as kept
 
-    table = Table("recipe", "table", "methods", "data", box=None, pad_edge=False)
+    table = Table("recipe", "table", "methods", "settings", "data", box=None, pad_edge=False)
     for name in kept.names():
         recipe = kept.load(name)
-        table.add_row(name, f"{recipe.paper}, {recipe.table}", str(len(recipe.entries)), str(recipe.words["data"]))
+        data = "counted" if recipe.dry else _data(recipe.words["data"])
+        count = str(len(recipe.settings))
+        table.add_row(name, f"{recipe.paper}, {recipe.table}", str(len(recipe.entries)), count, data)
     Console().print(table)
+
+
+def _data(word: Any) -> str:
+    return str(word["name"] if isinstance(word, dict) else word)
 
 
 def reproduce(
     name: Annotated[str, typer.Argument(help="A recipe's name, or a recipe file of your own.")],
     budget: Annotated[str, typer.Option(help="smoke (seconds), quick (a fraction of the rounds) or full.")] = "quick",
-    seeds: Annotated[int, typer.Option(help="How many seeds.", min=1)] = 1,
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.", min=1)] = 1,
+    top: Annotated[int, typer.Option(help="So many of the best methods get --top-seeds seeds.", min=0)] = 0,
+    top_seeds: Annotated[int, typer.Option(help="How many seeds the best methods get.", min=1)] = 3,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes that compute.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="Processes that compute; 0: one per core.", min=0)] = 0,
+    in_turn: Annotated[bool, typer.Option(help="One run at a time, on all processes.")] = False,
     only: Annotated[str, typer.Option(help="Some of the methods, with commas between.")] = "",
+    settings: Annotated[str, typer.Option(help="Some of the settings, with commas between.")] = "",
+    tune: Annotated[bool, typer.Option(help="Choose learning rates on validation data first.")] = False,
     runs: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/reproduce"),
     results: Annotated[Path, typer.Option(help="Where the results are written.")] = Path("results"),
+    pages: Annotated[Path, typer.Option(help="Where the page and its plot are written.")] = Path("docs/reproductions"),
 ) -> None:
     """Run a table of a paper; the same command again goes on where it stopped."""
+    from perfed import measured
     from perfed import recipes as kept
     from perfed import reproduce as reproducing
-    from perfed.cli.running import _announcer
+    from perfed.cli.gridwatch import GridWatch
+    from perfed.recipes.budget import BUDGETS
 
-    if budget not in ("smoke", "quick", "full"):
+    if budget not in BUDGETS:
         raise ConfigError(f"budget = {budget[:80]!r} is not accepted.", "It must be smoke, quick or full.")
-    recipe = kept.load(name)
-    place = runs / f"{recipe.name}-{budget}"
-    with Watching(place) as watching:
+    recipe, cores = kept.load(name), workers or os.cpu_count() or 1
+    plan = reproducing.Plan(
+        recipe=recipe,
+        budget=budget,  # type: ignore[arg-type]
+        out=runs / f"{recipe.name}-{budget}",
+        data_dir=str(data_dir) if data_dir else None,
+        cores=cores,
+        side_by_side=not in_turn,
+        only=_names(only),
+        within=_names(settings),
+    )
+    with GridWatch(f"perfed reproduce {name} --budget {budget}", 1 if in_turn else cores) as watch:
+        plan = replace(plan, look=watch)
+        plan, extra = _tuned(plan, results) if tune else (plan, {})
         found = reproducing.reproduce(
-            recipe,
-            budget=budget,  # type: ignore[arg-type]
-            seeds=range(seeds),
-            out=place,
-            data_dir=str(data_dir) if data_dir else None,
-            workers=workers,
-            only=[part.strip() for part in only.split(",") if part.strip()],
-            announce=_announcer(watching),
+            plan,
+            range(seeds),
+            top=top,
+            top_seeds=range(top_seeds),
+            keep=lambda facts: reproducing.write(facts | extra, results),
         )
-    written = reproducing.write(found, results)
+    written = [reproducing.write(found | extra, results)]
     console = Console()
-    console.print(f"{recipe.title} ({recipe.paper}, {recipe.table}; {budget})", highlight=False)
-    console.print(Markdown(reproducing.markdown(found)))
+    console.print(f"{recipe.title} ({recipe.paper}, {recipe.table}; {found['budget']})", highlight=False)
+    console.print(Markdown(measured.markdown(found)))
+    if budget != "smoke":
+        from perfed.report.reproduction import write_page
+
+        written += write_page(recipe, found | extra, pages)
     close, compared = found["within_2_points"]
-    console.print(f"{close} of {compared} within 2 points. Written: {written}", highlight=False, soft_wrap=True)
+    console.print(
+        f"{close} of {compared} within {recipe.within:g}. Written: {', '.join(map(str, written))}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _tuned(plan: Plan, results: Path) -> tuple[Plan, dict[str, Any]]:
+    """The plan with the rates that validation data chose, and what to keep of the choice."""
+    from perfed import reproduce as reproducing
+
+    found = reproducing.tune(plan)
+    typer.echo("Chosen on validation data; for the recipe:\n\n[tuned]", err=True)
+    for label, lr in found["chosen"].items():
+        typer.echo(f'"{label}" = {lr:g}', err=True)
+    return replace(plan, recipe=replace(plan.recipe, tuned=found["chosen"])), {"tuning": found}
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -1,52 +1,77 @@
-"""Recipes: a table of a paper each, as a file, with the published figures beside what to run."""
+"""Recipes: a table or figure of a paper each, as a file, with the published figures beside what to run.
+
+    [run]            the words of every run, as in a configuration
+    [method]         hyper-parameters of all methods
+    [methods.LABEL]  a method: `method` (default: the label), hyper-parameters, `published`, and if it differs `run`
+    [settings.NAME]  a further column group: what is different in `run`, in `method`, or in `methods.LABEL`
+    [tune]           learning rates to choose from on validation data; [tuned] has what was chosen
+    [smoke]          what is different in `run` (a smaller network), or in `methods.LABEL`, in the smoke budget
+
+A published key is `SETTING/METRIC@ROUND`; without a setting it belongs to [run] as it stands, without a metric to the
+recipe's `metric`, without a round to the end.
+"""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from perfed.errors import ConfigError, unknown
+from perfed.errors import ConfigError, DataError, unknown
+from perfed.recipes.budget import Budget, smoke_words
+from perfed.recipes.column import Column
+from perfed.recipes.reading import Reading
 
-Budget = Literal["smoke", "quick", "full"]
-SMOKE: dict[str, Any] = {
-    "data": "digits",
-    "rounds": 2,
-    "eval_every": 0,
-    "last_k": 1,
-    "shift": None,
-    "external": None,
-}
-SMOKE_CLIENTS = 6
+__all__ = ["Budget", "Cell", "Column", "Entry", "Recipe", "Setting", "Tune", "load", "names", "parse"]
 
-
-@dataclass(frozen=True)
-class Column:
-    """One published column: a metric of the result, read at the end or after a round, as in `local.mean@100`."""
-
-    key: str
-
-    @property
-    def metric(self) -> str:
-        """The metric's name in a result."""
-        return self.key.partition("@")[0]
-
-    @property
-    def round(self) -> int | None:
-        """The round it is read at; None is the end."""
-        after = self.key.partition("@")[2]
-        return int(after) if after else None
+METRIC = "local.mean"
+KNOWN = {
+    "title", "paper", "table", "own", "quick", "notes", "get", "run", "method", "methods", "settings", "smoke", "dry",
+    "metric", "columns", "within", "tune", "tuned", "reading",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A method of the table: its hyper-parameters and its published figures in per cent."""
+    """A method of the table: its hyper-parameters and its published figures, mostly in per cent."""
 
     method: str
     hyper: dict[str, Any]
     published: dict[str, float]
+    run: dict[str, Any] = field(default_factory=dict)
+    settings: tuple[str, ...] | None = None
+    """the settings it is run in; None: all"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A group of columns: what is different from [run], for all methods and for single ones."""
+
+    run: dict[str, Any] = field(default_factory=dict)
+    method: dict[str, Any] = field(default_factory=dict)
+    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune:
+    """The grid of learning rates, the same for every method, and how one is chosen: on validation data, with seed 0."""
+
+    lr: tuple[float, ...]
+    rounds: float = 0.2
+    """the share of the rounds that each rate is tried for"""
+    val_fraction: float = 0.1
+    """the share of the training data that judges; it is trained on again afterwards"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid, apart from its seed."""
+
+    setting: str
+    label: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,23 +86,85 @@ class Recipe:
     """the paper's own methods, whose rank is in question"""
     words: dict[str, Any]
     entries: dict[str, Entry]
+    settings: dict[str, Setting]
+    """by name; the one called '' is [run] as it stands"""
+    metric: str = METRIC
+    """what a setting shows if nothing is published for it"""
+    more: tuple[str, ...] = ()
+    """columns that are shown although nothing is published"""
     quick: float = 0.2
+    """the share of the rounds in the quick budget"""
     notes: str = ""
-    common: dict[str, Any] = field(default_factory=dict)
+    get: str = ""
+    """where the data is had, if perfed cannot fetch it"""
+    within: float = 2.0
+    """points within which a figure counts as reproduced"""
+    smoke: Setting = field(default_factory=Setting)
+    dry: dict[str, int] = field(default_factory=dict)
+    """clients and samples of a table that is counted instead of run"""
+    tune: Tune | None = None
+    tuned: dict[str, float] = field(default_factory=dict)
+    """the rates that tuning chose, by label"""
+    reading: tuple[Reading, ...] = ()
 
     @property
     def columns(self) -> list[Column]:
-        """Every published column, in the order of the file."""
-        keys = dict.fromkeys(key for entry in self.entries.values() for key in entry.published)
-        return [Column(key) for key in keys]
+        """Every column, in the order of the settings and of the file."""
+        keys = dict.fromkeys(key for entry in self.entries.values() for key in entry.published) | dict.fromkeys(self.more)
+        held, order = {Column(key).setting for key in keys}, list(self.settings)
+        keys |= {f"{name}/{self.metric}".lstrip("/"): None for name in order if name not in held}
+        return sorted((Column(key) for key in keys), key=lambda column: order.index(column.setting))
 
-    def run_words(self, budget: Budget) -> dict[str, Any]:
-        """The words of the comparison for a budget."""
-        if budget == "full":
-            return dict(self.words)
+    @property
+    def cells(self) -> list[Cell]:
+        """Every method in every setting that it belongs to."""
+        return [
+            Cell(setting, label)
+            for setting in self.settings
+            for label, entry in self.entries.items()
+            if entry.settings is None or setting in entry.settings
+        ]
+
+    def chosen(self, budget: Budget, only: list[str], within: list[str]) -> list[Cell]:
+        """The cells to run. The smoke budget runs every method and every setting, but not all combinations."""
+        for kind, wanted, known in (("method", only, self.entries), ("setting", within, self.settings)):
+            if missing := [name for name in wanted if name not in known]:
+                raise DataError(f"The recipe {self.name} has no {kind} {missing[0]!r}.", f"It has {', '.join(known)}.")
+        cells = [
+            cell
+            for cell in self.cells
+            if (not only or cell.label in only) and (not within or cell.setting in within)
+        ]
+        return _sample(cells) if budget == "smoke" else cells
+
+    def run_words(self, budget: Budget, cell: Cell, own_data: bool = False) -> dict[str, Any]:
+        """The words of a run for a budget, without its method. `own_data`: smoke reads the recipe's data, not digits."""
+        words = self.words | self.settings[cell.setting].run | self.entries[cell.label].run
         if budget == "quick":
-            return self.words | {"rounds": max(1, round(self.words["rounds"] * self.quick))}
-        return self.words | SMOKE | {"clients": min(SMOKE_CLIENTS, self.words.get("clients", SMOKE_CLIENTS))}
+            return words | {"rounds": max(1, round(words["rounds"] * self.quick))}
+        return smoke_words(words, own_data) | self.smoke.run if budget == "smoke" else words
+
+    def hyper(self, budget: Budget, cell: Cell) -> dict[str, Any]:
+        """A method's name and hyper-parameters."""
+        entry, setting = self.entries[cell.label], self.settings[cell.setting]
+        values = entry.hyper | setting.method | setting.methods.get(cell.label, {})
+        if cell.label in self.tuned:
+            values = values | {"lr": self.tuned[cell.label]}
+        if budget == "smoke":
+            values = values | self.smoke.method | self.smoke.methods.get(cell.label, {})
+        return {"name": entry.method} | values
+
+
+def _sample(cells: list[Cell]) -> list[Cell]:
+    """A few of the cells, with every method and every setting among them."""
+    settings, labels = (list(dict.fromkeys(getattr(cell, key) for cell in cells)) for key in ("setting", "label"))
+    turn = {label: settings[number % len(settings)] for number, label in enumerate(labels)}
+    picked = [cell for cell in cells if turn[cell.label] == cell.setting]
+    for kind, names in (("label", labels), ("setting", settings)):
+        for name in names:
+            if not any(getattr(cell, kind) == name for cell in picked):
+                picked.append(next(cell for cell in cells if getattr(cell, kind) == name))
+    return picked
 
 
 def names() -> list[str]:
@@ -98,29 +185,72 @@ def load(name: str) -> Recipe:
 def parse(name: str, text: str) -> Recipe:
     """A recipe from the text of its file."""
     try:
-        table = tomllib.loads(text)
-        common = table.get("method", {})
-        entries = {
-            label: Entry(
-                method=values.get("method", label),
-                hyper=common | {k: v for k, v in values.items() if k not in ("method", "published")},
-                published=dict(values.get("published", {})),
-            )
-            for label, values in table["methods"].items()
-        }
-        return Recipe(
-            name=name,
-            title=table["title"],
-            paper=table["paper"],
-            table=table["table"],
-            own=tuple(table.get("own", ())),
-            words=dict(table["run"]),
-            entries=entries,
-            quick=float(table.get("quick", 0.2)),
-            notes=table.get("notes", "").strip(),
-            common=common,
-        )
+        return _recipe(name, tomllib.loads(text))
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"The recipe {name} cannot be read: {error!r}.", "Compare it with one of perfed's own."
         ) from None
+
+
+def _recipe(name: str, table: dict[str, Any]) -> Recipe:
+    if strange := sorted(set(table) - KNOWN):
+        raise unknown(f"key of the recipe {name}", strange[0], KNOWN)
+    common, metric = table.get("method", {}), table.get("metric", METRIC)
+    settings = {key: _setting(values) for key, values in table.get("settings", {}).items()}
+    entries = {label: _entry(label, values, common, metric, settings) for label, values in table["methods"].items()}
+    if not settings or any("/" not in key for entry in entries.values() for key in entry.published):
+        settings = {"": Setting()} | settings
+    tune = table.get("tune")
+    recipe = Recipe(
+        name=name,
+        title=table["title"],
+        paper=table["paper"],
+        table=table["table"],
+        own=tuple(table.get("own", ())),
+        words=dict(table["run"]),
+        entries=entries,
+        settings=settings,
+        metric=metric,
+        more=tuple(table.get("columns", ())),
+        quick=float(table.get("quick", 0.2)),
+        notes=table.get("notes", "").strip(),
+        get=table.get("get", "").strip(),
+        within=float(table.get("within", 2.0)),
+        smoke=_setting(table.get("smoke", {})),
+        dry=dict(table.get("dry", {})),
+        tune=Tune(**tune | {"lr": tuple(tune["lr"])}) if tune else None,
+        tuned=dict(table.get("tuned", {})),
+        reading=tuple(Reading(**entry) for entry in table.get("reading", [])),
+    )
+    _check(recipe)
+    return recipe
+
+
+def _entry(
+    label: str, values: Mapping[str, Any], common: Mapping[str, Any], metric: str, settings: Mapping[str, Setting]
+) -> Entry:
+    own = {key: value for key, value in values.items() if key not in ("method", "published", "run", "in")}
+    whole = {key if key not in settings else f"{key}/{metric}": value for key, value in values.get("published", {}).items()}
+    return Entry(
+        method=values.get("method", label),
+        hyper=dict(common) | own,
+        published={key: float(value) for key, value in whole.items()},
+        run=dict(values.get("run", {})),
+        settings=tuple(values["in"]) if "in" in values else None,
+    )
+
+
+def _setting(values: Mapping[str, Any]) -> Setting:
+    return Setting(**{key: dict(value) for key, value in values.items()})
+
+
+def _check(recipe: Recipe) -> None:
+    """Refuse names that belong to nothing."""
+    named = {column.setting: "settings" for column in recipe.columns}
+    named |= {setting: "settings" for entry in recipe.entries.values() for setting in entry.settings or ()}
+    if strange := [name for name in named if name not in recipe.settings]:
+        raise unknown(f"setting of the recipe {recipe.name}", strange[0], recipe.settings)
+    labels = [label for setting in (*recipe.settings.values(), recipe.smoke) for label in setting.methods]
+    for label in [*recipe.own, *recipe.tuned, *labels]:
+        if label not in recipe.entries:
+            raise unknown(f"method of the recipe {recipe.name}", label, recipe.entries)

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from perfed.data.source import Source, join
+from perfed.data.sources.aesthetics import load_flickraes, load_realcur
 from perfed.data.sources.cifar import load_cifar10, load_cifar100
 from perfed.data.sources.digits import load_digits
+from perfed.data.sources.emnist import load_emnist
 from perfed.data.sources.folder import load_folder
+from perfed.data.sources.histology import load_histofed, load_histofed_external
+from perfed.data.sources.housenumbers import load_svhn, load_synthdigits
 from perfed.data.sources.idx import load_fashionmnist, load_mnist
+from perfed.data.sources.leaf import load_femnist
+from perfed.data.sources.lists import load_domainnet, load_mnistm, load_tinyimagenet
 from perfed.data.sources.npz import load_npz
 from perfed.data.sources.usps import load_usps
 from perfed.errors import ConfigError, unknown
@@ -23,6 +29,17 @@ _LOADERS: dict[str, Callable[..., Source]] = {
     "cifar10": load_cifar10,
     "cifar100": load_cifar100,
     "usps": load_usps,
+    "emnist": load_emnist,
+    "femnist": load_femnist,
+    "svhn": load_svhn,
+    "mnistm": load_mnistm,
+    "synthdigits": load_synthdigits,
+    "domainnet": load_domainnet,
+    "tinyimagenet": load_tinyimagenet,
+    "flickraes": load_flickraes,
+    "realcur": load_realcur,
+    "histofed": load_histofed,
+    "histofed-external": load_histofed_external,
     "npz": load_npz,
     "folder": load_folder,
 }

@@ -1,0 +1,189 @@
+"""Many independent runs, a directory each: kept, continued or started, one after another or side by side.
+
+Side by side each run is a process of its own that knows nothing but its directory, so that a grid that is killed leaves
+runs that can be continued and nothing else.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfed import config as configuration
+from perfed import rundir
+from perfed.comparison import same_run
+from perfed.config import Config
+from perfed.engine.settings import Progress
+from perfed.errors import StoreError
+from perfed.experiment import finish
+from perfed.prepare import Prepared, prepare
+from perfed.result import Result
+
+PAUSE = 0.25
+"""seconds between two looks at processes that run side by side"""
+
+
+@dataclass
+class Job:
+    """A run of the grid and where it stands."""
+
+    name: str
+    config: Config
+    place: Path
+    weight: float = 1.0
+    """how much work it is, in any unit that all jobs share"""
+    rounds: int = 0
+    """the last round that is committed"""
+    before: int = 0
+    """the round at which this call found it"""
+    seconds: float = 0.0
+    """how long it has taken in this call, or in all if it was finished before"""
+    accuracy: float | None = None
+    doing: str = "waits"
+    result: Result | None = field(default=None, repr=False)
+
+    @property
+    def share(self) -> float:
+        """How much of it is done."""
+        return 1.0 if self.result else self.rounds / self.config.rounds
+
+    @property
+    def worked(self) -> float:
+        """How much of it was done in `seconds`."""
+        return self.share - (self.before / self.config.rounds if self.before < self.config.rounds else 0.0)
+
+
+Look = Callable[[Sequence[Job]], None]
+"""Told whenever something has changed."""
+
+
+def run(jobs: Sequence[Job], *, cores: int = 1, side_by_side: bool = True, look: Look | None = None) -> None:
+    """Bring every job to its end; `side_by_side` runs as many at once as there are cores, else one on all of them."""
+    tell = look or (lambda _: None)
+    for job in jobs:
+        _take_up(job)
+    tell(jobs)
+    waiting = [job for job in jobs if job.result is None]
+    if side_by_side and cores > 1 and len(waiting) > 1:
+        _side_by_side(jobs, waiting, cores, tell)
+    else:
+        _in_turn(jobs, waiting, cores, tell)
+
+
+def _take_up(job: Job) -> None:
+    """Find what is there already, or claim the place by writing the configuration."""
+    if not rundir.is_run(job.place):
+        rundir.claim(job.place, job.config.toml())
+        return
+    same_run(configuration.load(job.place / rundir.CONFIG), job.config, job.place)
+    job.rounds = job.before = rundir.committed(job.place)
+    if rundir.is_finished(job.place):
+        _finished(job, Result.load(job.place))
+        job.before, job.seconds = 0, float(result_seconds(job.result))
+
+
+def result_seconds(result: Result | None) -> float:
+    """How long a finished run took."""
+    return float(result.cost["seconds"]) if result else 0.0
+
+
+def _finished(job: Job, result: Result) -> None:
+    job.result, job.rounds, job.doing = result, job.config.rounds, "done"
+    job.accuracy = result.metrics.get("local.mean")
+    result.prepared = None  # memory must not grow with the grid
+
+
+def _in_turn(jobs: Sequence[Job], waiting: Sequence[Job], cores: int, tell: Look) -> None:
+    """One after another in this process; neighbours with the same data share it."""
+    alike: Prepared | None = None
+    words: dict[str, object] = {}
+    for job in waiting:
+        started = time.monotonic()
+        own = {key: value for key, value in job.config.words().items() if key not in ("method", "out", "workers")}
+
+        def watch(now: Progress, job: Job = job, started: float = started) -> None:
+            if now.doing == "done":
+                job.rounds, job.seconds = now.t, time.monotonic() - started
+                job.accuracy = now.metrics.get("local.mean", job.accuracy)
+                tell(jobs)
+
+        job.doing = "runs"
+        config = job.config.changed(workers=cores)
+        prepared = prepare(config, directory=job.place, alike=alike if own == words else None)
+        _finished(job, finish(prepared, job.place, watch=watch))
+        job.seconds, alike, words = time.monotonic() - started, prepared, own
+        tell(jobs)
+
+
+def _side_by_side(jobs: Sequence[Job], waiting: Sequence[Job], cores: int, tell: Look) -> None:
+    """As many at once as there are cores; the last ones share the cores that nobody needs any more."""
+    queue, running = list(waiting), dict[int, tuple[Job, subprocess.Popen[bytes], float]]()
+    try:
+        while queue or running:
+            while queue and len(running) < cores:
+                job = queue.pop(0)
+                alone = max(1, cores // (1 + len(queue) + len(running)))
+                running[id(job)] = (job, _start(job, alone), time.monotonic())
+                job.doing = "runs"
+            time.sleep(PAUSE)
+            for key, (job, process, started) in list(running.items()):
+                job.seconds = time.monotonic() - started
+                job.rounds = max(job.rounds, rundir.committed(job.place))
+                if process.poll() is not None:
+                    del running[key]
+                    _ended(job, process)
+            tell(jobs)
+    finally:
+        for _, process, _ in running.values():
+            _stop(process)
+
+
+def _start(job: Job, workers: int) -> subprocess.Popen[bytes]:
+    """A process for one run. It ends when its standard input does, so that it never outlives this one."""
+    command = [sys.executable, "-m", "perfed.gridrun", str(job.place), str(workers), job.config.data_dir or ""]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError):
+        process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stderr):
+        if pipe:
+            pipe.close()
+
+
+def _ended(job: Job, process: subprocess.Popen[bytes]) -> None:
+    said = process.stderr.read().decode(errors="replace").strip() if process.stderr else ""
+    _stop(process)
+    if process.returncode or not rundir.is_finished(job.place):
+        last = said.splitlines()[-1] if said else f"it ended with {process.returncode}"
+        raise StoreError(f"The run in {job.place} failed: {last}.", "The same command again continues the others too.")
+    _finished(job, Result.load(job.place))
+
+
+def time_left(jobs: Sequence[Job], at_once: int) -> float | None:
+    """Seconds until all is done, from the pace of what is done; None while nothing is.
+
+    A job goes at the pace of jobs of its own name if there are any, else at that of all: seconds per weight.
+    """
+    pace: dict[str, list[float]] = {}
+    for job in jobs:
+        if job.worked > 0 and job.seconds > 0:
+            for name in (job.name, ""):
+                held = pace.setdefault(name, [0.0, 0.0])
+                held[0] += job.seconds
+                held[1] += job.weight * job.worked
+    if "" not in pace:
+        return None
+    left = [
+        job.weight * (1 - job.share) * held[0] / held[1]
+        for job in jobs
+        if job.result is None and (held := pace.get(job.name, pace[""]))
+    ]
+    return max(sum(left) / at_once, *left) if left else 0.0

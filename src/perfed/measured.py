@@ -1,0 +1,202 @@
+"""What was measured beside what was published: the facts that results/NAME.json holds, and their tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perfed.recipes import Budget, Cell, Recipe
+from perfed.recipes.column import CLIENT, SETTLED, Column
+from perfed.result import Result, versions
+
+Runs = Mapping[Cell, Sequence[Result]]
+"""The finished runs of every cell, one per seed."""
+POINT = 0.01
+COSTS = ("bytes_up", "bytes_down", "flops", "param_batches")
+
+
+def facts(recipe: Recipe, budget: Budget, runs: Runs, configs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the results file holds; all that depends on the clock is under `timing`."""
+    labels = [label for label in recipe.entries if any(cell.label == label for cell in runs)]
+    rows = {label: _row(recipe, label, runs, budget) for label in labels}
+    counted = compared(recipe, rows)
+    settings = {
+        name: {
+            "config": configs[name],
+            "partition_sha256": _partitions([r for cell, results in runs.items() if cell.setting == name for r in results]),
+        }
+        for name in recipe.settings
+        if name in configs
+    }
+    first = next(iter(settings.values()))
+    return {
+        **_head(recipe, budget),
+        "seeds": sorted({result.config.seed for results in runs.values() for result in results}),
+        "partition_sha256": list(first["partition_sha256"].values()),
+        "config": first["config"],
+        "settings": settings,
+        "missing": [f"{c.setting}/{c.label}".strip("/") for c in recipe.cells if c not in runs and budget != "smoke"],
+        "rows": rows,
+        "within": recipe.within,
+        "within_2_points": counted,
+        "versions": versions(),
+        "timing": {
+            f"{cell.setting}/{cell.label}".strip("/"): [result.cost["seconds"] for result in results]
+            for cell, results in runs.items()
+        },
+    }
+
+
+def _head(recipe: Recipe, budget: str) -> dict[str, Any]:
+    return {
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "paper": recipe.paper,
+        "table": recipe.table,
+        "budget": budget,
+        "own": list(recipe.own),
+    }
+
+
+def dry_facts(recipe: Recipe, counted: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """The facts of a table that is counted and not run."""
+    rows: dict[str, dict[str, Any]] = {}
+    for label, values in counted.items():
+        entry = recipe.entries[label]
+        cells = {column.key: _compare(entry.published.get(column.key), [values[column.metric]]) for column in columns(recipe)}
+        rows[label] = {"method": entry.method, "hyper": entry.hyper, "cells": cells}
+    held = compared(recipe, rows)
+    words = {"config": recipe.words, "dry": recipe.dry, "seeds": [], "missing": [], "timing": {}}
+    return _head(recipe, "full") | words | {
+        "rows": rows,
+        "within": recipe.within,
+        "within_2_points": held,
+        "versions": versions(),
+    }  # fmt: skip
+
+
+def columns(recipe: Recipe) -> list[Column]:
+    """The published columns; a table that is counted also shows the true FLOPs."""
+    return recipe.columns + ([Column("flops")] if recipe.dry else [])
+
+
+def compared(recipe: Recipe, rows: Mapping[str, dict[str, Any]]) -> list[int]:
+    """Rank every column; how many figures are as published, of how many."""
+    for column in columns(recipe):
+        for kind in ("published", "measured"):
+            _rank(rows, column, kind)
+    found = [cell for row in rows.values() for cell in row["cells"].values() if "difference" in cell]
+    return [sum(abs(cell["difference"]) <= recipe.within for cell in found), len(found)]
+
+
+def read(result: Result, column: Column) -> float | None:
+    """A column's value in a result, shares in per cent; None if the run did not measure it."""
+    name = column.metric
+    if name.startswith(SETTLED):
+        return _settled(result, name.removeprefix(SETTLED))
+    if name.startswith(CLIENT):
+        accuracy, number = result.clients["accuracy"], int(name.removeprefix(CLIENT))
+        return 100 * accuracy[number] if number < len(accuracy) and accuracy[number] is not None else None
+    found: Mapping[str, Any] = result.metrics
+    if column.round is not None and column.round != result.config.rounds:
+        at = [entry for entry in result.history if entry["t"] == column.round]
+        if not at:
+            return None
+        found = at[0]
+    value = found.get(name)
+    return None if value is None else 100 * float(value)
+
+
+def _settled(result: Result, metric: str) -> float | None:
+    values = [(entry["t"], entry[metric]) for entry in result.history if entry.get(metric) is not None]
+    if not values:
+        return None
+    last = values[-1][1]
+    late = [t for t, value in values if abs(value - last) > POINT]
+    return float(next(t for t, _ in values if not late or t > late[-1]))
+
+
+def _row(recipe: Recipe, label: str, runs: Runs, budget: Budget) -> dict[str, Any]:
+    entry, cells = recipe.entries[label], {}
+    mine = {cell.setting: results for cell, results in runs.items() if cell.label == label}
+    for column in recipe.columns:
+        values = [value for result in mine.get(column.setting, ()) if (value := read(result, column)) is not None]
+        cells[column.key] = _compare(entry.published.get(column.key), values)
+    return {
+        "method": entry.method,
+        "hyper": {key: value for key, value in recipe.hyper(budget, Cell(next(iter(mine)), label)).items() if key != "name"},
+        "cells": cells,
+        "cost": {
+            setting or "run": {key: statistics.fmean(r.cost[key] for r in results) for key in COSTS}
+            for setting, results in mine.items()
+        },
+        "state_sha256": {setting or "run": [r.state_sha256 for r in results] for setting, results in mine.items()},
+    }
+
+
+def _compare(published: float | None, values: Sequence[float]) -> dict[str, Any]:
+    cell: dict[str, Any] = {} if published is None else {"published": published}
+    if values:
+        cell |= {"measured": statistics.fmean(values), "values": list(values)}
+        cell["spread"] = statistics.stdev(values) if len(values) > 1 else None
+    if "published" in cell and "measured" in cell:
+        cell["difference"] = cell["measured"] - cell["published"]
+    return cell
+
+
+def _partitions(results: Sequence[Result]) -> dict[str, str]:
+    """By seed; methods of one seed have the same."""
+    return {str(r.config.seed): r.partition_sha256 for r in sorted(results, key=lambda r: r.config.seed)}
+
+
+def _rank(rows: Mapping[str, dict[str, Any]], column: Column, kind: str) -> None:
+    held = [(row["cells"][column.key][kind], row) for row in rows.values() if kind in row["cells"].get(column.key, {})]
+    sign = -1 if column.falls else 1
+    for value, row in held:
+        row["cells"][column.key][f"rank_{kind}"] = 1 + sum(sign * other > sign * value for other, _ in held)
+
+
+def first_of_all(found: Mapping[str, Any]) -> tuple[int, int]:
+    """In how many columns one of the paper's own methods ranks first, of how many in which one was measured."""
+    keys = dict.fromkeys(key for row in found["rows"].values() for key in row["cells"])
+    best = {
+        key: min(ranks)
+        for key in keys
+        if len([row for row in found["rows"].values() if "measured" in row["cells"].get(key, {})]) > 1
+        and (
+            ranks := [
+                row["cells"][key]["rank_measured"]
+                for label, row in found["rows"].items()
+                if label in found["own"] and "rank_measured" in row["cells"].get(key, {})
+            ]
+        )
+    }
+    return sum(rank == 1 for rank in best.values()), len(best)
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """The table for people: published, measured, difference, ranks, a column of the paper after the other."""
+    rows = found["rows"]
+    keys = list(dict.fromkeys(key for row in rows.values() for key in row["cells"]))
+    lines: list[str] = []
+    for key in keys:
+        shown = {label: row["cells"][key] for label, row in rows.items() if row["cells"].get(key)}
+        if not shown:
+            continue
+        lines += [f"**{key}**", "", "| method | published | measured | difference | rank published | rank measured |"]
+        lines += ["|---|---:|---:|---:|---:|---:|"]
+        for label, cell in shown.items():
+            own = f"**{label}**" if label in found["own"] else label
+            ranks = f"{cell.get('rank_published', '–')} | {cell.get('rank_measured', '–')}"
+            lines.append(f"| {own} | {' | '.join(figures(cell))} | {ranks} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def figures(cell: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Published, measured with its spread, and their difference, as text."""
+    spread = f" ± {cell['spread']:.2f}" if cell.get("spread") is not None else ""
+    measured = f"{cell['measured']:.2f}{spread}" if "measured" in cell else "–"
+    published = f"{cell['published']:.2f}" if "published" in cell else "–"
+    return published, measured, f"{cell['difference']:+.2f}" if "difference" in cell else "–"

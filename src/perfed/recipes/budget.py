@@ -1,0 +1,34 @@
+"""Budgets: the published setting, a share of its rounds, or seconds on small data to see that everything works."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+Budget = Literal["smoke", "quick", "full"]
+BUDGETS: tuple[Budget, ...] = ("smoke", "quick", "full")
+SMOKE: dict[str, Any] = {"rounds": 2, "eval_every": 2, "last_k": 1, "new": True}
+SMOKE_CLIENTS = 6
+SMOKE_CLASSES = 5
+
+
+def smoke_words(words: dict[str, Any], own_data: bool) -> dict[str, Any]:
+    """Two rounds among few clients, on digits or on the recipe's own data."""
+    found = words | SMOKE
+    split = str(words.get("split", "classes:2"))
+    if found.get("clients") is not None:
+        found["clients"] = min(SMOKE_CLIENTS, found["clients"])
+    if held := re.fullmatch(r"classes:(\d+)(:some)?", split):
+        found["split"] = f"classes:{held[1] if own_data else min(int(held[1]), SMOKE_CLASSES)}:some"
+    if own_data:
+        return found
+    found["data"] = "digits"
+    if found.get("external"):
+        found["external"] = "digits"
+    if found.get("shift"):  # photographs are data too; a stain colours as well
+        found["shift"] = re.sub(r"colour(:[^+]*)?", "stain", found["shift"])
+    if split == "domain":
+        found |= {"split": "dirichlet:1", "clients": SMOKE_CLIENTS}
+    if found.get("test") == "published":
+        found["test"] = "pooled"
+    return found

@@ -1,0 +1,46 @@
+"""A column of a published table: which metric of which runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOWER = (".std", "param_batches", "flops")
+SETTLED = "settled."
+CLIENT = "client."
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric of the result in a setting, read at the end or after a round: `SETTING/METRIC@ROUND`.
+
+    Beside the metrics of a result there are `client.N`, the accuracy of client N, and `settled.METRIC`, the first
+    round from which on METRIC stays within a point of its last value.
+    """
+
+    key: str
+
+    @property
+    def setting(self) -> str:
+        """The setting it belongs to; '' is the recipe's [run] as it stands."""
+        return self.key.rpartition("/")[0]
+
+    @property
+    def metric(self) -> str:
+        """The metric's name in a result."""
+        return self.key.rpartition("/")[2].partition("@")[0]
+
+    @property
+    def round(self) -> int | None:
+        """The round it is read at; None is the end."""
+        after = self.key.rpartition("/")[2].partition("@")[2]
+        return int(after) if after else None
+
+    @property
+    def falls(self) -> bool:
+        """Whether less is better."""
+        return self.metric.endswith(LOWER) or self.metric.startswith(SETTLED)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it counts something, instead of being a share shown in per cent."""
+        return self.metric.startswith(SETTLED) or self.metric in LOWER

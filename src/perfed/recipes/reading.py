@@ -1,0 +1,78 @@
+"""What a result says about its paper, as sentences with a comparison each that must hold.
+
+    [pfedc local.mean] < [fedrep local.mean] - 2 and [pfedc local.task.mean published] > 99
+
+A figure is [LABEL COLUMN] or [LABEL COLUMN FIELD] with the fields of a cell: measured (the default), published,
+difference, spread, rank_measured, rank_published.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfed.errors import ConfigError
+
+COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
+TOKEN = re.compile(r"\s*(?:\[([^\]]+)\]|(\d+(?:\.\d+)?)|(<=|>=|==|<|>)|([+-]))")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A sentence about a result and what makes it true."""
+
+    claim: str
+    check: str
+
+    def known(self, rows: Mapping[str, Any]) -> bool:
+        """Whether all its figures are measured."""
+        names = [text.split()[:2] for text in re.findall(r"\[([^\]]+)\]", self.check)]
+        cells = [rows.get(label, {}).get("cells", {}).get(column, {}) for label, column in names]
+        return all("measured" in cell for cell in cells)
+
+    def holds(self, rows: Mapping[str, Any]) -> bool:
+        """Whether the rows of a results file make the comparison true; every figure in it must be there."""
+        return all([_compared(part, rows) for part in self.check.split(" and ")])  # all of it is read
+
+
+def _compared(text: str, rows: Mapping[str, Any]) -> bool:
+    sides: list[float] = []
+    value, sign, how, at = 0.0, 1.0, "", 0
+    due = True
+    while at < len(text.rstrip()):
+        found = TOKEN.match(text, at)
+        if not found:
+            raise _wrong(text, text[at:].strip())
+        at = found.end()
+        figure, number, comparison, plus = found.groups()
+        if figure is not None or number is not None:
+            if not due:
+                raise _wrong(text, found[0].strip())
+            value += sign * (_figure(figure, rows, text) if figure is not None else float(number))
+            due = False
+        elif due or (comparison and how):
+            raise _wrong(text, found[0].strip())
+        elif comparison:
+            sides.append(value)
+            value, sign, how, due = 0.0, 1.0, comparison, True
+        else:
+            sign, due = (1.0 if plus == "+" else -1.0), True
+    if due or not how:
+        raise _wrong(text, "its end")
+    return bool(COMPARE[how](sides[0], value))
+
+
+def _figure(text: str, rows: Mapping[str, Any], whole: str) -> float:
+    label, column, *rest = text.split()
+    cell = rows.get(label, {}).get("cells", {}).get(column, {})
+    value = cell.get(rest[0] if rest else "measured")
+    if not isinstance(value, int | float):
+        raise ConfigError(f"The results have no [{text}], which is in {whole!r}.", "Name a label and a column of it.")
+    return float(value)
+
+
+def _wrong(text: str, where: str) -> ConfigError:
+    return ConfigError(f"The check {text!r} is not understood at {where!r}.", "Write [LABEL COLUMN] < [LABEL COLUMN].")

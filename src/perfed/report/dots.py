@@ -1,0 +1,95 @@
+"""The plot of a reproduced table: published beside measured, for every method and column."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perfed import rundir
+from perfed.report.figures import COLOURS, LINES
+
+PANELS = 3
+"""columns of a table up to which each has a panel of its own; more are drawn as lines"""
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Draw the results of a recipe as SVG, the same bytes for the same figures."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    rows = found["rows"]
+    keys = list(dict.fromkeys(key for row in rows.values() for key, cell in row["cells"].items() if cell))
+    with mpl.rc_context({"svg.hashsalt": "perfed", "font.size": 8}):
+        few = len(keys) <= PANELS
+        figure = Figure(
+            figsize=(2.6 * max(1, len(keys)) + 1.4 if few else 8.0, 1.2 + 0.22 * len(rows) if few else 3.8),
+            layout="constrained",
+        )
+        FigureCanvasSVG(figure)
+        if few:
+            _panels(figure, rows, keys)
+        else:
+            _lines(figure, rows, keys)
+        made = io.BytesIO()
+        figure.savefig(made, format="svg", metadata={"Date": None})
+    rundir.write(path, made.getvalue())
+
+
+def _panels(figure: Any, rows: Mapping[str, Any], keys: list[str]) -> None:
+    """A panel per column: a ring is published, a dot is measured."""
+    panels = figure.subplots(1, max(1, len(keys)), sharey=True, squeeze=False)[0]
+    names = list(rows)
+    for axes, key in zip(panels, keys, strict=False):
+        for y, label in enumerate(names):
+            cell = rows[label]["cells"].get(key, {})
+            if "published" in cell:
+                axes.plot([cell["published"]], [y], "o", mfc="none", color=COLOURS[1], label="published")
+            if "measured" in cell:
+                axes.errorbar(
+                    [cell["measured"]], [y], xerr=cell.get("spread") or None, fmt="o", color=COLOURS[0],
+                    markersize=4, capsize=2, label="measured",
+                )  # fmt: skip
+            if "difference" in cell:
+                axes.plot([cell["published"], cell["measured"]], [y, y], color="#bbbbbb", linewidth=0.8, zorder=0)
+        _plain(axes)
+        axes.set_title(key)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    _legend(figure, panels)
+
+
+def _lines(figure: Any, rows: Mapping[str, Any], keys: list[str]) -> None:
+    """A line per method over the columns; rings are published."""
+    axes = figure.subplots(1, 1)
+    for number, (label, row) in enumerate(rows.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        held = [(x, row["cells"].get(key, {})) for x, key in enumerate(keys)]
+        seen = [(x, cell["measured"]) for x, cell in held if "measured" in cell]
+        said = [(x, cell["published"]) for x, cell in held if "published" in cell]
+        style = LINES[number // len(COLOURS) % len(LINES)]
+        axes.plot(
+            [x for x, _ in seen], [y for _, y in seen], style, marker=".", color=colour, label=label, linewidth=1.2
+        )
+        axes.plot([x for x, _ in said], [y for _, y in said], "o", mfc="none", color=colour, markersize=5)
+    axes.set_xticks(range(len(keys)), keys, rotation=30, ha="right")
+    axes.set_title("lines: measured; rings: published")
+    _plain(axes)
+    figure.legend(loc="outside right center", frameon=False)
+
+
+def _plain(axes: Any) -> None:
+    axes.grid(color="#e6e6e6", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(figure: Any, panels: Any) -> None:
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, frameon=False)
