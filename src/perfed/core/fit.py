@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from perfed.core.client import Batch, Client
+from perfed.core.sgd import Sgd
 from perfed.errors import ConfigError
 from perfed.nets.net import Net
 
@@ -48,15 +49,14 @@ class Optimiser:
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov = true needs momentum.", "Give a momentum above 0, as in method.momentum=0.9.")
 
-    def over(self, parameters: Sequence[nn.Parameter], lr: float | None = None) -> torch.optim.SGD:
+    def over(self, parameters: Sequence[nn.Parameter], lr: float | None = None) -> Sgd:
         """A fresh optimiser over these parameters."""
-        return torch.optim.SGD(
+        return Sgd(
             parameters,
             lr=self.lr if lr is None else lr,
             momentum=self.momentum,
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
-            fused=True,
         )
 
 
@@ -122,7 +122,7 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
         source = client.generator(f"{purpose}/{number}")
         for _ in range(phase.epochs):
             for index in batches(len(data), optimiser.batch_size, source, whole=net.has_batchnorm):
-                step.zero_grad(set_to_none=True)
+                step.zero_grad()
                 objective(client, Batch(x[index], data.y[index], index, cut)).backward()  # type: ignore[no-untyped-call]
                 step.step()
                 if phase.after_step:

@@ -83,7 +83,7 @@ class Worker:
         plan.place(self._tensors, bare, plan.initial)
         plan.place(self._tensors, down, task.received)
         plan.place(self._tensors, kept, task.private)
-        torch.manual_seed(rng.derive(self.seed, f"torch/{task.op}", task.t, task.client))
+        rng.seed_torch(rng.derive(self.seed, f"torch/{task.op}", task.t, task.client))
         return Client(
             id=task.client,
             round=Round(task.t, self.rounds),

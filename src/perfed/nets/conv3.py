@@ -60,8 +60,8 @@ def conv3attn(
 
 def _extractor(channels: int) -> Layers:
     return {
-        "conv1": {**conv(channels, 32, 1, kernel=3, pad=1), "pool1": nn.MaxPool2d(2)},
-        "conv2": {**conv(32, 64, 2, kernel=3, pad=1), "pool2": nn.MaxPool2d(2)},
+        "conv1": conv(channels, 32, 1, kernel=3, pad=1, pool=nn.MaxPool2d(2)),
+        "conv2": conv(32, 64, 2, kernel=3, pad=1, pool=nn.MaxPool2d(2)),
         "conv3": conv(64, 128, 3, kernel=3, pad=1),
     }
 
