@@ -36,11 +36,16 @@ class Sgd:
     @torch.no_grad()
     def step(self) -> None:
         """Move every parameter that has a gradient."""
-        moved, gradients = [], []
+        moved: list[Tensor] = []
+        gradients: list[Tensor] = []
         for parameter in self.parameters:
             if parameter.grad is not None:
                 moved.append(parameter)
                 gradients.append(parameter.grad)
+        self.move(moved, gradients)
+
+    def move(self, moved: list[Tensor], gradients: list[Tensor]) -> None:
+        """Move these parameters along these gradients; to be called without autograd."""
         first = bool(self.momentum) and not self._velocity
         torch._fused_sgd_(
             moved,
