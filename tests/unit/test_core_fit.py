@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from perfed.core import registry
-from perfed.core.client import Client
+from perfed.core.client import Batch, Client
 from perfed.core.fit import Phase, batches
 from perfed.core.method import Method
+from perfed.core.softmax import regress
 from perfed.core.state import State
 from perfed.data import Federation, federate
 from perfed.engine.rounds import Simulation
@@ -217,3 +218,32 @@ def test_learning_rate_decays_by_round(digits: Federation) -> None:
 
     method = registry.make("fedavg", lr=0.1, lr_decay=0.5)
     assert [method.optimiser(Round(t, 3)).lr for t in (1, 2, 3)] == [0.1, 0.05, 0.025]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmarked(Plain):
+    """The same loss, of which nothing is known."""
+
+    def loss(self, client: Client, batch: Batch) -> torch.Tensor:
+        return F.cross_entropy(client.logits(batch), batch.y)
+
+
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}])
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "batchnorm", "resnet18"])
+def test_a_linear_head_is_trained_by_hand_to_the_same_bits(
+    name: str, settings: dict[str, Any], pictures: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def counted(*given: Any) -> None:
+        calls.append(1)
+        regress(*given)
+
+    monkeypatch.setattr("perfed.core.fit.regress", counted)
+    method = Plain(layers=fresh(pictures, name).layers[-1:], epochs=3, batch_size=7, **settings)
+    fast, a = trained(pictures, fresh(pictures, name), method)
+    assert len(calls) == 3
+    slow, b = trained(pictures, fresh(pictures, name), Unmarked(**asdict(method)))
+    assert len(calls) == 3, "a loss that is not marked is differentiated"
+    assert fast.meter == slow.meter
+    assert all(torch.equal(a[key], b[key]) for key in a)

@@ -36,7 +36,11 @@ class Meter:
 
     def count(self, samples: int, trainable: int, steps: int = 1) -> None:
         """Enter steps that each see this many samples and move this many parameters."""
-        self.samples += samples * steps
+        self.enter(samples * steps, steps, trainable)
+
+    def enter(self, samples: int, steps: int, trainable: int) -> None:
+        """Enter steps that together see this many samples and each move this many parameters."""
+        self.samples += samples
         self.batches += steps
         self.param_batches += trainable * steps
 

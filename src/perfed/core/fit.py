@@ -6,18 +6,33 @@ their stored statistics. The output of the leading layers that stay frozen is co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from perfed.core.client import Batch, Client
+from perfed.core.sgd import Sgd
+from perfed.core.softmax import linear_head, regress
 from perfed.errors import ConfigError
 from perfed.nets.net import Net
 
 PREFIX_BATCH = 256
+Loss_ = TypeVar("Loss_", bound=Callable[..., Tensor])
 Loss = Callable[[Client, Batch], Tensor]
+
+
+def plain(loss: Loss_) -> Loss_:
+    """Mark a loss as the mean cross-entropy of the logits and nothing else, which may be computed in other ways."""
+    loss.is_plain = True  # type: ignore[attr-defined]
+    return loss
+
+
+def is_plain(loss: Callable[..., Tensor]) -> bool:
+    """Whether a loss is the mean cross-entropy of the logits."""
+    return getattr(loss, "is_plain", False)
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,8 @@ class Phase:
     after_step: Callable[[Client], None] | None = None
     reuse: bool = True
     """Whether the loss is content with the frozen layers' stored output in place of the images."""
+    features: Tensor | None = None
+    """What the head receives for every sample, where the method has it already; the phase trains the head alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +65,14 @@ class Optimiser:
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov = true needs momentum.", "Give a momentum above 0, as in method.momentum=0.9.")
 
-    def over(self, parameters: Sequence[nn.Parameter], lr: float | None = None) -> torch.optim.SGD:
+    def over(self, parameters: Sequence[nn.Parameter], lr: float | None = None) -> Sgd:
         """A fresh optimiser over these parameters."""
-        return torch.optim.SGD(
+        return Sgd(
             parameters,
             lr=self.lr if lr is None else lr,
             momentum=self.momentum,
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
-            fused=True,
         )
 
 
@@ -75,7 +91,7 @@ def set_trainable(net: Net, trains: Sequence[str]) -> list[nn.Parameter]:
     return trained
 
 
-def batches(n: int, size: int, source: torch.Generator, *, whole: bool) -> Iterator[Tensor]:
+def batches(n: int, size: int, source: torch.Generator, *, whole: bool) -> Iterable[Tensor]:
     """Shuffled index batches over n samples; none is dropped.
 
     With `whole`, a last batch of a single sample joins the one before, as batch normalisation needs two.
@@ -112,21 +128,35 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
         step = optimiser.over(parameters, phase.lr)
-        cut = net.reusable(phase.trains) if phase.reuse else 0
-        x = data.x
-        if cut:
-            x = frozen_output(net, x, cut)
-            client.meter.prefix_samples += len(data)
+        x, cut = _input(client, phase)
         trainable = sum(parameter.numel() for parameter in parameters)
         objective = phase.loss or loss
+        head = linear_head(net, cut, parameters) if cut and is_plain(objective) and not phase.after_step else None
         source = client.generator(f"{purpose}/{number}")
         for _ in range(phase.epochs):
-            for index in batches(len(data), optimiser.batch_size, source, whole=net.has_batchnorm):
-                step.zero_grad(set_to_none=True)
-                objective(client, Batch(x[index], data.y[index], index, cut)).backward()  # type: ignore[no-untyped-call]
-                step.step()
-                if phase.after_step:
-                    phase.after_step(client)
-                client.meter.count(len(index), trainable)
+            order = batches(len(data), optimiser.batch_size, source, whole=net.has_batchnorm)
+            if head and x.dim() == 2:
+                order = list(order)
+                regress(head, x, data.y, order, step)
+                client.meter.enter(len(data), len(order), trainable)
+            else:
+                for index in order:
+                    step.zero_grad()
+                    objective(client, Batch(x[index], data.y[index], index, cut)).backward()  # type: ignore[no-untyped-call]
+                    step.step()
+                    if phase.after_step:
+                        phase.after_step(client)
+                    client.meter.count(len(index), trainable)
             if phase.after_epoch:
                 phase.after_epoch(client)
+
+
+def _input(client: Client, phase: Phase) -> tuple[Tensor, int]:
+    """What a phase trains on, and before which layer it comes in: the images, or the output of the frozen layers."""
+    if phase.features is not None:
+        return phase.features, len(client.net.body)
+    x, cut = client.data.train.x, client.net.reusable(phase.trains) if phase.reuse else 0
+    if not cut:
+        return x, 0
+    client.meter.prefix_samples += len(x)
+    return frozen_output(client.net, x, cut), cut

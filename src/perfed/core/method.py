@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from perfed.core.client import Batch, Client, Update
 from perfed.core.combine import merge, weighted_mean
-from perfed.core.fit import Optimiser, Phase, fit
+from perfed.core.fit import Optimiser, Phase, fit, plain
 from perfed.core.plan import Part, Round
 from perfed.core.server import Peer, Server
 from perfed.core.state import Selection, State, check
@@ -84,6 +84,7 @@ class Method:
         """What a local round trains, one phase after another."""
         return [Phase(self.epochs, trains=client.net.layers)]
 
+    @plain
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """What one step minimises."""
         return F.cross_entropy(client.logits(batch), batch.y)

@@ -140,6 +140,13 @@ class Federation:
         rows = self.rows(i, part)
         return Split(normalise(self._x.index_select(0, rows)), self._y[rows])
 
+    def stacked(self, clients: Sequence[int], part: str) -> tuple[Split, Tensor]:
+        """The samples of one part of several clients, and for each sample the place of its client in the list."""
+        found = [self.rows(i, part) for i in clients]
+        rows = torch.cat(found)
+        owner = torch.repeat_interleave(torch.tensor([len(one) for one in found]))
+        return Split(normalise(self._x.index_select(0, rows)), self._y[rows]), owner
+
     def client(self, i: int) -> ClientData:
         """The data of client i."""
         self._check(i)

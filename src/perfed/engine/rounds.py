@@ -21,6 +21,7 @@ from perfed.core.state import State, check, digest
 from perfed.data.federation import Federation
 from perfed.engine import evaluate, executors
 from perfed.engine.executors import Executor
+from perfed.engine.lastscores import LastScores
 from perfed.engine.ledger import Flops, Ledger
 from perfed.engine.scoring import Scoring
 from perfed.engine.settings import Outcome, Progress, Settings, Watcher, check_settings
@@ -58,7 +59,8 @@ class Simulation:
         self._watch, self._tamper = watch or (lambda _: None), tamper
         self.store = Store(directory, self._fingerprint(), cache_bytes)
         self.flops = Flops(self.worker)
-        self.scoring = Scoring(federation, method, settings, self._task, self._compute)
+        last = LastScores(method, lambda: self.server.state)
+        self.scoring = Scoring(federation, method, settings, self.plan, last, self._task, self._compute)
         self.ledger = Ledger()
         self.history: list[dict[str, Any]] = []
         self.faults: list[dict[str, Any]] = []

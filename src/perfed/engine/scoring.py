@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from perfed.core.method import Method
+from perfed.core.plan import Plan
 from perfed.core.state import State
 from perfed.data.federation import Federation
 from perfed.engine import evaluate
+from perfed.engine.lastscores import LastScores
 from perfed.engine.settings import Settings
+from perfed.engine.stacking import stackable, stacked, unstacked
 from perfed.engine.worker import Operation, Reply, Task
 from perfed.errors import UpdateError
 
@@ -27,6 +30,8 @@ class Scoring:
     federation: Federation
     method: Method
     settings: Settings
+    plan: Plan
+    memory: LastScores
     task: Callable[..., Task]
     compute: Callable[[Sequence[Task], int, str], list[Reply]]
 
@@ -72,15 +77,31 @@ class Scoring:
 
     def _measure(self, clients: Sequence[int], t: int, *, seen: bool, adapt: bool) -> list[State]:
         """Score clients, in pieces, so that memory does not grow with the federation."""
+        together = seen and not adapt and stackable(self.method)
+        piece = 1024 if together else 64
         states: list[State] = []
-        for start in range(0, len(clients), 64):
-            some = clients[start : start + 64]
+        for start in range(0, len(clients), piece):
+            some = clients[start : start + piece]
             tasks = [self.task("evaluate", client, t, seen=seen, adapt=adapt) for client in some]
-            for reply in self.compute(tasks, t, "scoring"):
-                if reply.error:
-                    raise UpdateError(f"Client {reply.client} could not be scored: {reply.error}")
-                states.append(reply.state)
+            if together:
+                tasks = list(stacked(tasks, self.plan, self.federation))
+            states += self._scores(tasks, t, lasting=seen and not adapt)
         return states
+
+    def _scores(self, tasks: Sequence[Task], t: int, *, lasting: bool) -> Iterator[State]:
+        """What the tasks find; those whose client is as it was when it was last scored are not computed again."""
+        known = [self.memory.recall(task) if lasting else None for task in tasks]
+        due = [task for task, state in zip(tasks, known, strict=True) if state is None]
+        replies = iter(self.compute(due, t, "scoring") if due else [])
+        for task, before in zip(tasks, known, strict=True):
+            yield from unstacked(task, self._fresh(task, next(replies), lasting) if before is None else before)
+
+    def _fresh(self, task: Task, reply: Reply, lasting: bool) -> State:
+        if reply.error:
+            raise UpdateError(f"Client {reply.client} could not be scored: {reply.error}")
+        if lasting:
+            self.memory.keep(task, reply.state)
+        return reply.state
 
     def _ensemble(self, op: Operation, clients: Sequence[int], t: int, y: torch.Tensor) -> float:
         """The accuracy of all clients' models voting together on samples whose client is unknown."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -83,7 +83,7 @@ class Worker:
         plan.place(self._tensors, bare, plan.initial)
         plan.place(self._tensors, down, task.received)
         plan.place(self._tensors, kept, task.private)
-        torch.manual_seed(rng.derive(self.seed, f"torch/{task.op}", task.t, task.client))
+        rng.seed_torch(rng.derive(self.seed, f"torch/{task.op}", task.t, task.client))
         return Client(
             id=task.client,
             round=Round(task.t, self.rounds),
@@ -122,6 +122,8 @@ class Worker:
             client.net.module.eval()
             parts = [probabilities(method, client, x) for x in pieces(self._arrange(pooled.x), EVAL_BATCH)]
             return Reply(client.id, {"probabilities": torch.cat(parts)}, {}, {})
+        if "stack" in task.options:
+            return Reply(client.id, self._score_stack(client, task.options["stack"]), {}, {})
         state = {f"before/{name}": value for name, value in self._score(client).items()}
         if task.options.get("adapt", False) or not seen:
             self.prepare(client, seen=seen)
@@ -176,6 +178,28 @@ class Worker:
             for name, values in self.method.measures(client, scores, y).items():
                 sums[f"measure/{name}"] = sums.get(f"measure/{name}", zero) + values.double().sum()
         return sums
+
+    @torch.no_grad()
+    def _score_stack(self, client: Client, members: Sequence[int]) -> State:
+        """What `_score` finds for each of several clients that predict with this client's model; a row for each."""
+        client.net.module.eval()
+        classes, many = self.federation.num_classes, len(members)
+        found: State = {}
+        for part in ("test", "val"):
+            data, owner = self.federation.stacked(members, part)
+            confusion = torch.zeros(many * classes * classes, dtype=torch.int64)
+            loss = torch.zeros(many, dtype=torch.float64)
+            sizes = (EVAL_BATCH,) * 3
+            for x, y, who in zip(*map(pieces, (self._arrange(data.x), data.y, owner), sizes), strict=True):
+                scores = self.method.predict(client, x)
+                cells = (who * classes + y) * classes + scores.argmax(dim=1)
+                confusion += torch.bincount(cells, minlength=len(confusion))
+                loss.index_add_(0, who, F.cross_entropy(scores, y, reduction="none").double())
+            found |= {
+                f"before/{part}/confusion": confusion.view(many, classes, classes),
+                f"before/{part}/loss": loss,
+            }
+        return found
 
     def _arrange(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=self._layout) if x.dim() == 4 else x

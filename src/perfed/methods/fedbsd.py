@@ -69,16 +69,13 @@ class FedBSD(Method):
         if self.student == "own":
             self.personal(client)
 
-        def head_loss(client: Client, batch: Batch) -> Tensor:
-            return F.cross_entropy(net.run_suffix(taught[batch.index], k), batch.y)
-
         def body_loss(client: Client, batch: Batch) -> Tensor:
             features = net.run_prefix(batch.x, k)
             supervised = F.cross_entropy(net.run_suffix(features, k), batch.y)
             return supervised + self.lam * self.divergence(teacher[batch.index], self.distribution(features))
 
         return [
-            Phase(self.head_epochs, trains=(net.head,), loss=head_loss, reuse=False),
+            Phase(self.head_epochs, trains=(net.head,), features=taught),
             Phase(self.epochs, trains=net.body, loss=body_loss),
         ]
 

@@ -70,7 +70,7 @@ class PFedMe(Method):
         theta = list(mine.net.module.parameters())
         sgd = self.plain(mine.round).over(theta, self.personal_lr * self.lr_decay ** (mine.round.t - 1))
         for _ in range(self.K):
-            sgd.zero_grad(set_to_none=True)
+            sgd.zero_grad()
             (self.loss(mine, batch) + self.lam * proximal(mine.net, w)).backward()  # type: ignore[no-untyped-call]
             sgd.step()
         mine.meter.count(len(batch.y), sum(t.numel() for t in theta), self.K - 1)  # the step of w_i counts as one

@@ -42,21 +42,18 @@ def alexnet(
     cells = 6 if full else 2
     stride = 4 if full else 2
     kernels, pads = ((11, 5), (2, 2)) if full else ((3, 3), (1, 1))
-    first = conv(channels, 64, 1, kernel=kernels[0], pad=pads[0], stride=stride, norm=batchnorm)
-    second = conv(64, 192, 2, kernel=kernels[1], pad=pads[1], norm=batchnorm)
 
     def pool() -> nn.Module:
         return nn.MaxPool2d(3, 2) if full else nn.MaxPool2d(2)
 
     return stack(
         {
-            "conv1": {**first, "pool1": pool()},
-            "conv2": {**second, "pool2": pool()},
+            "conv1": conv(channels, 64, 1, kernel=kernels[0], pad=pads[0], stride=stride, norm=batchnorm, pool=pool()),
+            "conv2": conv(64, 192, 2, kernel=kernels[1], pad=pads[1], norm=batchnorm, pool=pool()),
             "conv3": conv(192, 384, 3, kernel=3, pad=1, norm=batchnorm),
             "conv4": conv(384, 256, 4, kernel=3, pad=1, norm=batchnorm),
             "conv5": {
-                **conv(256, 256, 5, kernel=3, pad=1, norm=batchnorm),
-                "pool5": pool(),
+                **conv(256, 256, 5, kernel=3, pad=1, norm=batchnorm, pool=pool()),
                 "avgpool": nn.AdaptiveAvgPool2d(cells),
                 "flatten": nn.Flatten(),
             },

@@ -40,8 +40,8 @@ def cnn(
     rows, columns = after(input_shape[1:], (4, 2), (4, 2))
     return stack(
         {
-            "conv1": {**conv(input_shape[0], first, 1, kernel=5), "pool1": nn.MaxPool2d(2)},
-            "conv2": {**conv(first, second, 2, kernel=5), "pool2": nn.MaxPool2d(2), "flatten": nn.Flatten()},
+            "conv1": conv(input_shape[0], first, 1, kernel=5, pool=nn.MaxPool2d(2)),
+            "conv2": {**conv(first, second, 2, kernel=5, pool=nn.MaxPool2d(2)), "flatten": nn.Flatten()},
             **classifier(second * rows * columns, hidden, num_classes, drop=dropout),
         },
         input_shape,

@@ -71,8 +71,8 @@ def _widths(factor: float) -> list[int]:
 def _extractor(channels: int, widths: list[int]) -> Layers:
     first, second, third = widths
     return {
-        "conv1": {**conv(channels, first, 1, kernel=3, pad=1), "pool1": nn.MaxPool2d(2)},
-        "conv2": {**conv(first, second, 2, kernel=3, pad=1), "pool2": nn.MaxPool2d(2)},
+        "conv1": conv(channels, first, 1, kernel=3, pad=1, pool=nn.MaxPool2d(2)),
+        "conv2": conv(first, second, 2, kernel=3, pad=1, pool=nn.MaxPool2d(2)),
         "conv3": conv(second, third, 3, kernel=3, pad=1),
     }
 

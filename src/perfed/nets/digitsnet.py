@@ -26,11 +26,8 @@ def digitsnet(
     rows, columns = after(input_shape[1:], (0, 2), (0, 2))
     return stack(
         {
-            "conv1": {
-                **conv(input_shape[0], 64, 1, kernel=5, pad=2, norm=batchnorm),
-                "pool1": nn.MaxPool2d(2),
-            },
-            "conv2": {**conv(64, 64, 2, kernel=5, pad=2, norm=batchnorm), "pool2": nn.MaxPool2d(2)},
+            "conv1": conv(input_shape[0], 64, 1, kernel=5, pad=2, norm=batchnorm, pool=nn.MaxPool2d(2)),
+            "conv2": conv(64, 64, 2, kernel=5, pad=2, norm=batchnorm, pool=nn.MaxPool2d(2)),
             "conv3": {**conv(64, 128, 3, kernel=5, pad=2, norm=batchnorm), "flatten": nn.Flatten()},
             **classifier(128 * rows * columns, hidden, num_classes, norm=batchnorm),
         },

@@ -28,8 +28,8 @@ def lenet5(input_shape: tuple[int, int, int], num_classes: int, *, hidden: Seque
     rows, columns = after((height, width), (4 - 2 * pad, 2), (4, 2))
     return stack(
         {
-            "conv1": {**conv(channels, 6, 1, kernel=5, pad=pad), "pool1": nn.MaxPool2d(2)},
-            "conv2": {**conv(6, 16, 2, kernel=5), "pool2": nn.MaxPool2d(2), "flatten": nn.Flatten()},
+            "conv1": conv(channels, 6, 1, kernel=5, pad=pad, pool=nn.MaxPool2d(2)),
+            "conv2": {**conv(6, 16, 2, kernel=5, pool=nn.MaxPool2d(2)), "flatten": nn.Flatten()},
             **classifier(16 * rows * columns, hidden, num_classes),
         },
         input_shape,

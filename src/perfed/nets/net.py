@@ -111,6 +111,11 @@ class Net:
         self._demand(k)
         return z if k == len(self.layers) else self._pass.suffix(z, k) if k else self(z)
 
+    def modules_from(self, k: int) -> list[nn.Module]:
+        """The modules that layers [k, end) run, one after another."""
+        self._demand(k)
+        return self._pass.modules_from(k)
+
     def stochastic(self, k: int) -> bool:
         """Whether layers [0, k) draw random numbers in training: dropout and its like."""
         return k > 0 and (self._hidden_randomness or any(map(is_random, self._pass.modules_before(k))))

@@ -49,6 +49,10 @@ class Chain:
             for name in stage:
                 yield from self.module.get_submodule(name).modules()
 
+    def modules_from(self, k: int) -> list[nn.Module]:
+        """What layers [k, end) run, one after another."""
+        return [self.module.get_submodule(name) for stage in self.stages[k:] for name in stage]
+
     def _run(self, x: Tensor, names: Iterable[str]) -> Tensor:
         for name in names:
             x = self.module.get_submodule(name)(x)
@@ -84,6 +88,10 @@ class Whole:
         """Every module outside the head: which layer a module without state serves is not known."""
         head = set(self.module.get_submodule(self.head_path).modules())
         return (module for module in self.module.modules() if module not in head)
+
+    def modules_from(self, k: int) -> list[nn.Module]:
+        """What layers [k, end) run, one after another: the head, or the whole as one."""
+        return [self.module.get_submodule(self.head_path)] if k else [self.module]
 
 
 def is_random(module: nn.Module) -> bool:

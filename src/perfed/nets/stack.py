@@ -21,12 +21,26 @@ def stack(layers: Mapping[str, Mapping[str, nn.Module]], input_shape: Sequence[i
 
 
 def conv(
-    inputs: int, outputs: int, index: int, *, kernel: int, pad: int = 0, stride: int = 1, norm: bool = False
+    inputs: int,
+    outputs: int,
+    index: int,
+    *,
+    kernel: int,
+    pad: int = 0,
+    stride: int = 1,
+    norm: bool = False,
+    pool: nn.Module | None = None,
 ) -> dict[str, nn.Module]:
-    """A convolution with its activation, and BatchNorm between the two if asked."""
+    """A convolution with its activation and max pooling, and BatchNorm after the convolution if asked.
+
+    Pooling comes before the activation: max and ReLU commute to the bit, in the gradient too, and ReLU then has only
+    the pooled values to work on.
+    """
     modules: dict[str, nn.Module] = {f"conv{index}": nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=pad)}
     if norm:
         modules[f"bn{index}"] = nn.BatchNorm2d(outputs)
+    if pool is not None:
+        modules[f"pool{index}"] = pool
     return {**modules, f"relu{index}": nn.ReLU()}
 
 
