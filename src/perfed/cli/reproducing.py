@@ -45,7 +45,7 @@ def reproduce(
     workers: Annotated[int, typer.Option(help="Processes that compute; 0: one per core.", min=0)] = 0,
     in_turn: Annotated[bool, typer.Option(help="One run at a time, on all processes.")] = False,
     only: Annotated[str, typer.Option(help="Some of the methods, with commas between.")] = "",
-    settings: Annotated[str, typer.Option(help="Some of the settings, with commas between.")] = "",
+    settings: Annotated[str, typer.Option(help="Some of the settings, with commas between; `base` is [run] as it stands.")] = "",
     tune: Annotated[bool, typer.Option(help="Choose learning rates on validation data first.")] = False,
     runs: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/reproduce"),
     results: Annotated[Path, typer.Option(help="Where the results are written.")] = Path("results"),
@@ -69,7 +69,7 @@ def reproduce(
         cores=cores,
         side_by_side=not in_turn,
         only=_names(only),
-        within=_names(settings),
+        within=tuple("" if name == "base" else name for name in _names(settings)),
     )
     with GridWatch(f"perfed reproduce {name} --budget {budget}", 1 if in_turn else cores) as watch:
         plan = replace(plan, look=watch)
