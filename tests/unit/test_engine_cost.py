@@ -24,6 +24,7 @@ from tests.conftest import small_net
         ("fedavg", "mlp", {"epochs": 2, "batch_size": 7}),
         ("local", "mlp", {}),
         ("fedper", "mlp", {}),
+        ("pfedsd", "mlp", {}),
         ("fedrep", "mlp", {"head_epochs": 3}),
         ("vanilla", "mlp", {"unfreeze": (0, 2)}),
         ("anti", "mlp", {"unfreeze": (0, 1)}),
@@ -41,6 +42,15 @@ def test_equals_the_ledger_of_a_real_run(
     for key in ("samples", "param_batches", "bytes_up", "bytes_down", "flops", "layers"):
         assert found.cost[key] == getattr(counted, key), key
     assert counted.batches > 0
+
+
+def test_a_teacher_is_counted_from_the_second_round_on(simulate: Callable[..., Outcome]) -> None:
+    def flops(name: str, rounds: int) -> float:
+        return simulate(name, settings={"rounds": rounds, "fraction": 1.0, "new": False}).cost["flops"]
+
+    first = flops("fedavg", 1)
+    assert flops("pfedsd", 1) == first
+    assert 1.3 * first < flops("pfedsd", 2) - first < 1.5 * first  # one more forward pass
 
 
 def test_batches_of_a_hand_computed_case(digits: Federation) -> None:

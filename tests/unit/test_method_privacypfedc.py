@@ -132,7 +132,7 @@ def test_the_server_never_asks_for_a_key(digits: Federation, monkeypatch: pytest
     simulation = Simulation(
         digits, net, method, Settings(rounds=2, fraction=0.5, new=False), executor=lambda worker: AtClients(worker)
     )
-    monkeypatch.setattr(simulation.flops, "of", lambda client, t: 0)  # counts on a rehearsal of a client's work
+    monkeypatch.setattr(simulation.flops, "of", lambda task: 0)  # counts on a rehearsal of a client's work
     monkeypatch.setattr(ckks, "keyring", refuse)
     finished(simulation)
 

@@ -45,7 +45,9 @@ def reproduce(
     workers: Annotated[int, typer.Option(help="Processes that compute; 0: one per core.", min=0)] = 0,
     in_turn: Annotated[bool, typer.Option(help="One run at a time, on all processes.")] = False,
     only: Annotated[str, typer.Option(help="Some of the methods, with commas between.")] = "",
-    settings: Annotated[str, typer.Option(help="Some of the settings, with commas between; `base` is [run] as it stands.")] = "",
+    settings: Annotated[
+        str, typer.Option(help="Some of the settings, with commas between; `base` is [run] as it stands.")
+    ] = "",
     tune: Annotated[bool, typer.Option(help="Choose learning rates on validation data first.")] = False,
     runs: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/reproduce"),
     results: Annotated[Path, typer.Option(help="Where the results are written.")] = Path("results"),

@@ -22,7 +22,7 @@ from perfed.core.server import Peer, Server
 from perfed.core.state import serialised_bytes
 from perfed.data.federation import Federation
 from perfed.engine.ledger import PROBE_SAMPLES, Flops, by_layer
-from perfed.engine.worker import Worker
+from perfed.engine.worker import Task, Worker
 from perfed.errors import ConfigError
 from perfed.nets.net import Net
 
@@ -46,7 +46,8 @@ def estimate(net: Net, method: Method, rounds: int, sizes: Sequence[int]) -> Cos
     `net` is what `method.build` made. A method that trains by other means than its phases is refused.
     """
     worker = Worker(_blank(net, sizes), net.clone(), method, rounds, seed=0)
-    server = Server(method.start(net, len(sizes), worker.plan.initial), worker.plan, len(sizes))
+    plan = worker.plan
+    server = Server(method.start(net, len(sizes), plan.initial), plan, len(sizes))
     flops = Flops(worker)
     count = cache(partial(work, worker))
     began: dict[Hashable, int] = {}
@@ -54,18 +55,19 @@ def estimate(net: Net, method: Method, rounds: int, sizes: Sequence[int]) -> Cos
     for t in range(1, rounds + 1):
         round = Round(t, rounds)
         stage = method.stage(round)
-        per_client = [flops.of(client, t) for client in range(len(sizes))]
-        if stage not in began:
-            began[stage] = t
-            _compare(method, flops.rehearsed[stage], work(worker, t, PROBE_SAMPLES))
+        kept = plan.pick(plan.initial, plan.private(t - 1)) | flops.memory if t > 1 else {}
         up = method.schema(server, round)
         for client, size in enumerate(sizes):
             down = method.send(server, Peer(client, t - 1), round)
+            spent = flops.of(Task("train", client, t, t - 1, down, kept))
+            if stage not in began:
+                began[stage] = t
+                _compare(method, flops.rehearsed[stage], work(worker, t, PROBE_SAMPLES))
             meter = count(began[stage], size)
             total.samples += meter.samples
             total.batches += meter.batches
             total.param_batches += meter.param_batches
-            total.flops += per_client[client]
+            total.flops += spent
             total.bytes_up += serialised_bytes(up)
             total.bytes_down += serialised_bytes(down)
             for way, state in (("up", up), ("down", down)):

@@ -95,31 +95,36 @@ def by_layer(state: State, net: Net) -> Counter[str]:
 class Flops:
     """FLOPs of one client's local round, by torch's counter on a few samples, scaled to the client's size.
 
-    Work is proportional to samples within a stage of a method, so each stage is counted once, on a copy of the network.
+    Work is proportional to samples within a stage of a method, so each stage is counted once, on a copy of the network,
+    and apart for clients that take part for the first time: they have nothing yet to compare with or to learn from.
     """
 
     def __init__(self, worker: Worker) -> None:
         self.source = worker
         self.rehearsed: dict[Hashable, Meter] = {}
         """what the rehearsal of each stage counted"""
-        self._per_sample: dict[Hashable, float] = {}
+        self.memory: State = {}
+        """what a client remembers beside its network after the last rehearsal"""
+        self._per_sample: dict[tuple[Hashable, bool], float] = {}
 
-    def of(self, client: int, t: int) -> int:
-        """FLOPs of this client's round t."""
-        stage = self.source.method.stage(Round(t, self.source.rounds))
-        if stage not in self._per_sample:
-            self._per_sample[stage], self.rehearsed[stage] = self._count(client, t)
-        return round(self._per_sample[stage] * self.source.federation.size(client))
+    def of(self, task: Task) -> int:
+        """FLOPs of this task's local round."""
+        stage = self.source.method.stage(Round(task.t, self.source.rounds))
+        kind = stage, task.since > 0
+        if kind not in self._per_sample:
+            self._per_sample[kind], self.rehearsed[stage] = self._count(task)
+        return round(self._per_sample[kind] * self.source.federation.size(task.client))
 
     @torch.random.fork_rng(devices=[])  # leaves no trace in the global random state
-    def _count(self, client: int, t: int) -> tuple[float, Meter]:
+    def _count(self, task: Task) -> tuple[float, Meter]:
         origin = self.source
         worker = Worker(origin.federation, origin.net.clone(), origin.method, origin.rounds, origin.seed)
-        probe = worker.newcomer(client, t)
+        probe = worker.client(task)
         data = probe.data.train
         picked = torch.arange(PROBE_SAMPLES) % len(data)
         few = Split(data.x[picked], data.y[picked])
         probe.data.train = probe.data.val = few
         with one_thread(), FlopCounterMode(display=False) as counter:
             worker.method.train(probe)
+        self.memory = probe.memory
         return float(counter.get_total_flops()) / len(few), probe.meter

@@ -104,7 +104,7 @@ class Simulation:
             except UpdateError as error:
                 faults.append({"t": t, "client": task.client, "reason": str(error)})
                 continue
-            entries[str(task.client)] = self.ledger.enter(task, reply, self.flops.of(task.client, t), self.worker.net)
+            entries[str(task.client)] = self.ledger.enter(task, reply, self.flops.of(task), self.worker.net)
             self.store.put_client(task.client, t, reply.private)
         if updates:
             self.server.state = self.method.combine(self.server, updates, round)
