@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from typing import Any
 
 
 def _end_with_parent() -> None:
@@ -24,9 +25,10 @@ def main() -> None:
     from perfed.errors import PerfedError
     from perfed.experiment import resume
 
-    directory, workers, data_dir = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    directory, workers = sys.argv[1], int(sys.argv[2])
+    moved: dict[str, Any] = {"data_dir": sys.argv[3]} if sys.argv[3:] and sys.argv[3] else {}
     try:
-        resume(directory, workers=workers, **({"data_dir": data_dir} if data_dir else {}))
+        resume(directory, workers=workers, **moved)
     except PerfedError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)

@@ -24,7 +24,9 @@ def facts(recipe: Recipe, budget: Budget, runs: Runs, configs: Mapping[str, dict
     settings = {
         name: {
             "config": configs[name],
-            "partition_sha256": _partitions([r for cell, results in runs.items() if cell.setting == name for r in results]),
+            "partition_sha256": _partitions(
+                [r for cell, results in runs.items() if cell.setting == name for r in results]
+            ),
         }
         for name in recipe.settings
         if name in configs
@@ -64,7 +66,9 @@ def dry_facts(recipe: Recipe, counted: Mapping[str, Mapping[str, float]]) -> dic
     rows: dict[str, dict[str, Any]] = {}
     for label, values in counted.items():
         entry = recipe.entries[label]
-        cells = {column.key: _compare(entry.published.get(column.key), [values[column.metric]]) for column in columns(recipe)}
+        cells = {
+            column.key: _compare(entry.published.get(column.key), [values[column.metric]]) for column in columns(recipe)
+        }
         rows[label] = {"method": entry.method, "hyper": entry.hyper, "cells": cells}
     held = compared(recipe, rows)
     words = {"config": recipe.words, "dry": recipe.dry, "seeds": [], "missing": [], "timing": {}}
@@ -125,7 +129,9 @@ def _row(recipe: Recipe, label: str, runs: Runs, budget: Budget) -> dict[str, An
         cells[column.key] = _compare(entry.published.get(column.key), values)
     return {
         "method": entry.method,
-        "hyper": {key: value for key, value in recipe.hyper(budget, Cell(next(iter(mine)), label)).items() if key != "name"},
+        "hyper": {
+            key: value for key, value in recipe.hyper(budget, Cell(next(iter(mine)), label)).items() if key != "name"
+        },
         "cells": cells,
         "cost": {
             setting or "run": {key: statistics.fmean(r.cost[key] for r in results) for key in COSTS}

@@ -65,7 +65,7 @@ def reproduce(
     recipe, cores = kept.load(name), workers or os.cpu_count() or 1
     plan = reproducing.Plan(
         recipe=recipe,
-        budget=budget,  # type: ignore[arg-type]
+        budget=budget,
         out=runs / f"{recipe.name}-{budget}",
         data_dir=str(data_dir) if data_dir else None,
         cores=cores,

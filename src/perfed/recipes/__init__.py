@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.errors import ConfigError, DataError, unknown
-from perfed.recipes.budget import Budget, smoke_words
+from perfed.recipes.budget import SMOKE_METHOD, Budget, smoke_words
 from perfed.recipes.column import Column
 from perfed.recipes.reading import Reading
 
@@ -110,7 +110,9 @@ class Recipe:
     @property
     def columns(self) -> list[Column]:
         """Every column, in the order of the settings and of the file."""
-        keys = dict.fromkeys(key for entry in self.entries.values() for key in entry.published) | dict.fromkeys(self.more)
+        keys = dict.fromkeys(key for entry in self.entries.values() for key in entry.published) | dict.fromkeys(
+            self.more
+        )
         held, order = {Column(key).setting for key in keys}, list(self.settings)
         keys |= {f"{name}/{self.metric}".lstrip("/"): None for name in order if name not in held}
         return sorted((Column(key) for key in keys), key=lambda column: order.index(column.setting))
@@ -131,14 +133,12 @@ class Recipe:
             if missing := [name for name in wanted if name not in known]:
                 raise DataError(f"The recipe {self.name} has no {kind} {missing[0]!r}.", f"It has {', '.join(known)}.")
         cells = [
-            cell
-            for cell in self.cells
-            if (not only or cell.label in only) and (not within or cell.setting in within)
+            cell for cell in self.cells if (not only or cell.label in only) and (not within or cell.setting in within)
         ]
         return _sample(cells) if budget == "smoke" else cells
 
     def run_words(self, budget: Budget, cell: Cell, own_data: bool = False) -> dict[str, Any]:
-        """The words of a run for a budget, without its method. `own_data`: smoke reads the recipe's data, not digits."""
+        """The words of a run without its method. `own_data`: smoke reads the recipe's data, not digits."""
         words = self.words | self.settings[cell.setting].run | self.entries[cell.label].run
         if budget == "quick":
             return words | {"rounds": max(1, round(words["rounds"] * self.quick))}
@@ -151,7 +151,7 @@ class Recipe:
         if cell.label in self.tuned:
             values = values | {"lr": self.tuned[cell.label]}
         if budget == "smoke":
-            values = values | self.smoke.method | self.smoke.methods.get(cell.label, {})
+            values = values | SMOKE_METHOD | self.smoke.method | self.smoke.methods.get(cell.label, {})
         return {"name": entry.method} | values
 
 
@@ -230,7 +230,9 @@ def _entry(
     label: str, values: Mapping[str, Any], common: Mapping[str, Any], metric: str, settings: Mapping[str, Setting]
 ) -> Entry:
     own = {key: value for key, value in values.items() if key not in ("method", "published", "run", "in")}
-    whole = {key if key not in settings else f"{key}/{metric}": value for key, value in values.get("published", {}).items()}
+    whole = {
+        key if key not in settings else f"{key}/{metric}": value for key, value in values.get("published", {}).items()
+    }
     return Entry(
         method=values.get("method", label),
         hyper=dict(common) | own,

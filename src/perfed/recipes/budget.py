@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 Budget = Literal["smoke", "quick", "full"]
 BUDGETS: tuple[Budget, ...] = ("smoke", "quick", "full")
-SMOKE: dict[str, Any] = {"rounds": 2, "eval_every": 2, "last_k": 1, "new": True}
-SMOKE_CLIENTS = 6
+SMOKE: dict[str, Any] = {"rounds": 2, "eval_every": 2, "last_k": 1}
+SMOKE_METHOD: dict[str, Any] = {"epochs": 1, "batch_size": 32}
+SMOKE_DATA = {"name": "digits", "samples": 240}
+SMOKE_CLIENTS = 4
 SMOKE_CLASSES = 5
 
 
@@ -22,9 +24,8 @@ def smoke_words(words: dict[str, Any], own_data: bool) -> dict[str, Any]:
         found["split"] = f"classes:{held[1] if own_data else min(int(held[1]), SMOKE_CLASSES)}:some"
     if own_data:
         return found
-    found["data"] = "digits"
-    if found.get("external"):
-        found["external"] = "digits"
+    found["data"] = SMOKE_DATA
+    found.pop("external", None)
     if found.get("shift"):  # photographs are data too; a stain colours as well
         found["shift"] = re.sub(r"colour(:[^+]*)?", "stain", found["shift"])
     if split == "domain":

@@ -35,7 +35,8 @@ class Reading:
 
     def holds(self, rows: Mapping[str, Any]) -> bool:
         """Whether the rows of a results file make the comparison true; every figure in it must be there."""
-        return all([_compared(part, rows) for part in self.check.split(" and ")])  # all of it is read
+        found = [_compared(part, rows) for part in self.check.split(" and ")]  # all of it is read
+        return all(found)
 
 
 def _compared(text: str, rows: Mapping[str, Any]) -> bool:

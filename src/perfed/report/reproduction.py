@@ -136,8 +136,8 @@ def index(results: Path) -> str:
     lines = [
         "# Reproductions",
         "",
-        "Every table and figure with numbers of the five papers is a recipe: `perfed reproduce NAME --budget full --data-dir"
-        " DIR`. Its page has published and measured figures, the protocol, and what follows from them.",
+        "Every table and figure with numbers of the five papers is a recipe: `perfed reproduce NAME --budget full"
+        " --data-dir DIR`. Its page has published and measured figures, the protocol, and what follows from them.",
         "",
         "| recipe | table | state | as published | own method first | compute |",
         "|---|---|---|---:|---:|---:|",
@@ -162,9 +162,9 @@ def index(results: Path) -> str:
         )
     lines += [
         "",
-        f"{measured_count} of {len(names)} recipes are measured, in {total / 3600:.1f} hours of computing. As published:"
-        " within 2 points (Table 4 of scheduling: within 0.01). Own method first: columns in which the paper's method is"
-        " the best that was measured. `quick` is a share of the rounds, named on the page.",
+        f"{measured_count} of {len(names)} recipes are measured, in {total / 3600:.1f} hours of computing. As"
+        " published: within 2 points (Table 4 of scheduling: within 0.01). Own method first: columns in which the"
+        " paper's method is the best that was measured. `quick` is a share of the rounds, named on the page.",
         "",
     ]
     return "\n".join(lines)

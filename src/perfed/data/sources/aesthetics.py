@@ -24,7 +24,9 @@ def _scored(path: Path) -> list[tuple[str, str, int]]:
             rows = [{str(k).strip(): str(v).strip() for k, v in row.items()} for row in csv.DictReader(file)]
         return [(row.get("worker", ""), row["imagePair"], round(float(row["score"])) - 1) for row in rows]
     except (OSError, UnicodeDecodeError, KeyError, ValueError) as error:
-        raise DataError(f"{path} is not a table of scores: {error!r}.", "Its columns: worker, imagePair, score.") from None
+        raise DataError(
+            f"{path} is not a table of scores: {error!r}.", "Its columns: worker, imagePair, score."
+        ) from None
 
 
 def load_flickraes(data_dir: Path | str | None = None, raters: int = 30, size: int = 64) -> Source:
@@ -51,7 +53,9 @@ def load_realcur(data_dir: Path | str | None = None, size: int = 64) -> Source:
             f"The data set 'realcur' is not complete: no scores.csv in the folders of {base}.",
             f"Fetch it by hand from {PAGE}; scores.csv has the columns imagePair, score.",
         )
-    listed = [(album / name, score, n) for n, album in enumerate(albums) for _, name, score in _scored(album / "scores.csv")]
+    listed = [
+        (album / name, score, n) for n, album in enumerate(albums) for _, name, score in _scored(album / "scores.csv")
+    ]
     x = pictures([path for path, _, _ in listed], size)
     y, domain = (torch.tensor([entry[i] for entry in listed], dtype=torch.int64) for i in (1, 2))
     return Source("realcur", x, y, SCORES, domain=domain, domain_names=tuple(album.name for album in albums))

@@ -30,7 +30,9 @@ def load_emnist(data_dir: Path | str | None = None, part: str = "digits") -> Sou
     """Handwritten characters by many hands, gray, 28 x 28: `part` is digits, letters, balanced, byclass, ..."""
     if part not in PARTS:
         raise ConfigError(f"part = {part!r} is no part of EMNIST.", f"Give one of {', '.join(PARTS)}.")
-    files = [f"emnist-{part}-{half}-{kind}-ubyte" for half in ("train", "test") for kind in ("images-idx3", "labels-idx1")]
+    files = [
+        f"emnist-{part}-{half}-{kind}-ubyte" for half in ("train", "test") for kind in ("images-idx3", "labels-idx1")
+    ]
     folder = find("emnist", data_dir, ("EMNIST/raw", "EMNIST", "gzip", "."), files, PAGE)
     (x, y), (x_test, y_test) = _half(folder, part, "train"), _half(folder, part, "test")
     return Source("emnist", x, y, PARTS[part], x_test, y_test)

@@ -29,7 +29,9 @@ def _centre(folder: Path, patches: int) -> list[tuple[Path, int]]:
 
 def _read(name: str, centres: list[Path], size: int, patches: int) -> Source:
     if size < 8 or patches < 0:
-        raise ConfigError(f"size = {size}, patches = {patches} is not accepted.", "Give 8 pixels or more, and 0 for all.")
+        raise ConfigError(
+            f"size = {size}, patches = {patches} is not accepted.", "Give 8 pixels or more, and 0 for all."
+        )
     listed = [(file, y, n) for n, centre in enumerate(centres) for file, y in _centre(centre, patches)]
     if not listed:
         raise DataError(f"The data set {name!r} is not complete: it has no patches.", f"Fetch them by hand: {PAGE}.")
@@ -39,7 +41,7 @@ def _read(name: str, centres: list[Path], size: int, patches: int) -> Source:
 
 
 def load_histofed(data_dir: Path | str | None = None, size: int = 64, patches: int = 0) -> Source:
-    """Tissue patches, a domain per centre: HISTO-FED/CENTRE/CLASS/; at most `patches` of each (0: all), `size` pixels."""
+    """Tissue patches, a domain per centre: HISTO-FED/CENTRE/CLASS/; `patches` of each (0: all), `size` pixels."""
     base = Path("data" if data_dir is None else data_dir) / "HISTO-FED"
     order = {"NCT-CRC-HE-100K": 0, "CRC-VAL-HE-7K": 1}
     centres = sorted(_folders(base), key=lambda p: (order.get(p.name, 2), p.name)) if base.is_dir() else []

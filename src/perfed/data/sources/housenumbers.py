@@ -16,18 +16,22 @@ from perfed.errors import DataError
 def read_mat(path: Path) -> tuple[Tensor, Tensor]:
     """Images and labels; the label 10 is the digit 0."""
     from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
 
+    unreadable = (OSError, LookupError, ValueError, TypeError, NotImplementedError, MatReadError)
     try:
         held = loadmat(path, variable_names=["X", "y"])
         x, y = np.asarray(held["X"]), np.asarray(held["y"]).reshape(-1)
         if x.ndim != 4 or x.dtype != np.uint8 or x.shape[3] != len(y):
             raise ValueError(f"X is {x.dtype} of shape {x.shape}, y has {len(y)} labels")
-    except (OSError, KeyError, ValueError, TypeError, NotImplementedError) as error:
+    except unreadable as error:
         raise DataError(f"{path} is not such a MATLAB file: {error}.", "Fetch it again.") from None
     return torch.from_numpy(np.ascontiguousarray(x.transpose(3, 2, 0, 1))), torch.from_numpy(y.astype(np.int64) % 10)
 
 
-def _load(name: str, data_dir: Path | str | None, folders: tuple[str, ...], files: tuple[str, str], page: str) -> Source:
+def _load(
+    name: str, data_dir: Path | str | None, folders: tuple[str, ...], files: tuple[str, str], page: str
+) -> Source:
     folder = find(name, data_dir, folders, files, page)
     x, y = read_mat(folder / files[0])
     x_test, y_test = read_mat(folder / files[1])

@@ -54,7 +54,7 @@ def _half(folder: Path, writers: Sequence[str], kept: Sequence[int]) -> tuple[Te
 
 
 def load_femnist(data_dir: Path | str | None = None, part: str = "all") -> Source:
-    """Handwritten characters by writer (LEAF), gray, 28 x 28: `part` is all, digits, letters or a-j; writers are domains."""
+    """Handwritten characters of LEAF, gray, 28 x 28, a domain per writer: `part` is all, digits, letters or a-j."""
     if part not in PARTS:
         raise ConfigError(f"part = {part!r} is no part of FEMNIST.", f"Give one of {', '.join(PARTS)}.")
     base = Path("data" if data_dir is None else data_dir)

@@ -55,7 +55,7 @@ def load_mnistm(data_dir: Path | str | None = None) -> Source:
 
 
 def load_domainnet(data_dir: Path | str | None = None, top: int = 10, size: int = 64) -> Source:
-    """Pictures of the same things in six styles, a domain each: the `top` most frequent of 345 classes, `size` pixels."""
+    """Pictures of things in six styles, a domain each: the `top` most frequent of 345 classes, `size` pixels."""
     if top < 2 or size < 8:
         raise ConfigError(f"top = {top}, size = {size} is not accepted.", "Give 2 classes and 8 pixels or more.")
     names = [f"{domain}_{half}.txt" for domain in DOMAINS for half in ("train", "test")]

@@ -1,0 +1,43 @@
+"""What the reproductions' pages say is what results/ holds, and what they conclude from it is true."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfed import recipes
+from perfed.report.reproduction import results_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_pages_are_made_from_results() -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/tables.py", "--check"], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", [n for n in recipes.names() if results_of(ROOT / "results", n) is not None])
+def test_every_claim_of_a_page_holds(name: str) -> None:
+    recipe, found = recipes.load(name), results_of(ROOT / "results", name)
+    assert found is not None
+    for reading in recipe.reading:
+        assert reading.holds(found["rows"]), f"{name}: {reading.claim} ({reading.check})"
+    for label, row in found["rows"].items():
+        entry = recipe.entries[label]
+        for key, cell in row["cells"].items():
+            assert cell.get("published") == entry.published.get(key), f"{name}, {label}, {key}"
+    if "tuning" in found and recipe.tuned:
+        assert recipe.tuned == found["tuning"]["chosen"]
+
+
+def test_results_are_strict_json_without_absolute_paths() -> None:
+    for path in (ROOT / "results").glob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        json.loads(text, parse_constant=lambda word, path=path: pytest.fail(f"{path.name} has {word}"))
+        assert '"/' not in text

@@ -1,0 +1,187 @@
+"""Every recipe of the package: its words are accepted at every budget, and at smoke it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfed import recipes
+from perfed.errors import ConfigError, DataError, UnknownNameError
+from perfed.measured import markdown
+from perfed.recipes.budget import BUDGETS
+from perfed.recipes.column import Column
+from perfed.recipes.reading import Reading
+from perfed.report.dots import draw
+from perfed.report.reproduction import page_text
+from perfed.reproduce import Plan, reproduce
+from tests import layouts
+
+NAMES = recipes.names()
+MADE: dict[str, tuple[Callable[[Path], Any], ...]] = {
+    "cd2-table3": (layouts.flickr_aes,),
+    "cd2-table4": (layouts.histology,),
+    "fedbsd-figure3-digits": (layouts.house_numbers, layouts.mnist_m, layouts.mnist, layouts.usps),
+    "fedbsd-figure3-domainnet": (layouts.domain_net,),
+    "fedbsd-table1-femnist": (layouts.femnist,),
+    "pfedc-table1-emnist": (layouts.emnist,),
+    "pse-table1-femnist": (layouts.femnist, layouts.photographs),
+    "scheduling-unfreeze-tinyimagenet": (layouts.tiny_imagenet,),
+}
+
+
+def test_the_issue_s_tables_are_there() -> None:
+    wanted = [f"cd2-table{n}" for n in range(1, 6)] + [
+        "cd2-figure5",
+        "pse-ablation",
+        "pse-fairness",
+        "scheduling-table4",
+    ]
+    wanted += [f"pse-table2-{d}" for d in ("cifar10", "cifar100", "fashionmnist")]
+    wanted += [f"pse-table1-{d}" for d in ("femnist", "fashionmnist-gray-colour", "fashionmnist-colour-edge")]
+    wanted += [f"fedbsd-figure4-{x}{d}" for x in "set" for d in ("", "-cifar100")]
+    wanted += [f"pfedc-table{n}-{d}" for n in (1, 2) for d in ("mnist", "emnist", "cifar10", "cifar100")]
+    wanted += [f"pfedc-table{n}" for n in range(3, 7)]
+    wanted += [f"scheduling-table2-{d}" for d in ("mnist", "cifar10", "cifar100", "tinyimagenet")]
+    wanted += [f"scheduling-unfreeze-{d}" for d in ("cifar100", "tinyimagenet")]
+    assert set(wanted) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_run_of_a_recipe_has_an_accepted_configuration(name: str) -> None:
+    recipe = recipes.load(name)
+    if recipe.dry:
+        return
+    for budget in BUDGETS:
+        plan = Plan(recipe=recipe, budget=budget, out=Path("nowhere"))
+        seen = [plan.config(cell, 0) for cell in plan.cells]
+        assert {cell.label for cell in plan.cells} == set(recipe.entries)
+        assert {cell.setting for cell in plan.cells} == set(recipe.settings)
+        alike = {str({k: v for k, v in c.identity().items() if k != "method"}) for c in seen}
+        assert len(alike) <= len(recipe.settings)  # the same partition and rounds for every method of a setting
+    for entry in recipe.entries.values():
+        assert all(0 <= value <= 100 or Column(key).whole for key, value in entry.published.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke(name: str, tmp_path: Path) -> None:
+    recipe = recipes.load(name)
+    found = reproduce(Plan(recipe=recipe, budget="smoke", out=tmp_path))
+    assert set(found["rows"]) == set(recipe.entries)
+    shown = {key for row in found["rows"].values() for key, cell in row["cells"].items() if "measured" in cell}
+    late = {c.key for c in recipe.columns if c.round is not None}
+    other = {c.key for c in recipe.columns if c.metric.startswith("client.") or c.metric == "external"}
+    assert shown >= {c.key for c in recipe.columns} - late - other
+    assert markdown(found).count("|") > 10
+    assert recipe.title in page_text(recipe, found)
+    draw(found, tmp_path / "a.svg")
+    draw(found, tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_smoke_on_made_data_in_the_publisher_s_layout(name: str, tmp_path: Path) -> None:
+    for make in MADE[name]:
+        make(tmp_path / "data")
+    recipe = recipes.load(name)
+    label = recipe.own[0] if recipe.own else next(iter(recipe.entries))
+    plan = Plan(recipe=recipe, budget="smoke", out=tmp_path / "runs", data_dir=str(tmp_path / "data"), only=(label,))
+    found = reproduce(plan)
+    assert found["config"]["data"] == recipe.words["data"]
+    assert any("measured" in cell for cell in found["rows"][label]["cells"].values())
+
+
+RECIPE = """
+title = "t"
+paper = "p"
+table = "Table 1"
+own = ["b"]
+[run]
+rounds = 10
+clients = 50
+split = "classes:7"
+[method]
+lr = 0.1
+[settings.x]
+run = { split = "iid" }
+methods.b = { epochs = 3 }
+[methods.a]
+method = "fedavg"
+published = { "local.mean" = 5, x = 6 }
+[methods.b]
+method = "fedrep"
+in = ["x"]
+published = { "x/new@4" = 7 }
+"""
+
+
+def test_settings_columns_and_budgets() -> None:
+    recipe = recipes.parse("mine", RECIPE)
+    assert [c.key for c in recipe.columns] == ["local.mean", "x/local.mean", "x/new@4"]
+    assert [(c.setting, c.metric, c.round) for c in recipe.columns][-1] == ("x", "new", 4)
+    assert [(c.setting, c.label) for c in recipe.cells] == [("", "a"), ("x", "a"), ("x", "b")]
+    b = recipe.cells[-1]
+    assert recipe.hyper("full", b) == {"name": "fedrep", "lr": 0.1, "epochs": 3}
+    assert recipe.run_words("quick", b)["rounds"] == 2
+    assert recipe.run_words("full", b)["split"] == "iid"
+    small = recipe.run_words("smoke", recipe.cells[0])
+    assert (small["clients"], small["split"]) == (4, "classes:5:some")
+    assert recipe.run_words("smoke", recipe.cells[0], own_data=True)["split"] == "classes:7:some"
+    assert [c.label for c in recipe.chosen("full", ["b"], [])] == ["b"]
+    with pytest.raises(DataError, match="no method 'c'"):
+        recipe.chosen("full", ["c"], [])
+    with pytest.raises(DataError, match="no setting 'y'"):
+        recipe.chosen("full", [], ["y"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("title", "titel"),
+        ('own = ["b"]', 'own = ["z"]'),
+        ('in = ["x"]', 'in = ["y"]'),
+        ('"x/new@4"', '"y/new@4"'),
+        ("methods.b =", "methods.z ="),
+        ("= 5", '= "five"'),
+    ],
+)
+def test_a_wrong_recipe_is_refused(old: str, new: str) -> None:
+    with pytest.raises((ConfigError, UnknownNameError)):
+        recipes.parse("mine", RECIPE.replace(old, new, 1))
+
+
+ROWS = {"a": {"cells": {"m": {"measured": 3.0, "published": 9.0}}}, "b": {"cells": {"m": {"measured": 5.0}}}}
+
+
+@pytest.mark.parametrize(
+    ("check", "want"),
+    [
+        ("[a m] < [b m]", True),
+        ("[a m] < [b m] - 2", False),
+        ("[a m] <= [b m] - 2", True),
+        ("[a m published] - [a m] > 5.5 and [b m] == 5", True),
+        ("[a m] > 1 and [b m] < 1", False),
+    ],
+)
+def test_a_reading_is_checked(check: str, want: bool) -> None:
+    assert Reading(claim="", check=check).holds(ROWS) is want
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "[a m]",
+        "[a m] <",
+        "[a m] < 2 < 3",
+        "[a m] [b m] < 2",
+        "__import__('os') < 2",
+        "[z m] < 2",
+        "[b m published] < 1",
+        "",
+    ],
+)
+def test_a_check_that_is_no_comparison_is_refused(check: str) -> None:
+    with pytest.raises(ConfigError):
+        Reading(claim="", check=check).holds(ROWS)

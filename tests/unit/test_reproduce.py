@@ -1,0 +1,217 @@
+"""Running a recipe: skipped, continued, side by side, tuned; and what is written about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from perfed import grid, measured, recipes, rundir
+from perfed.cli import app
+from perfed.errors import ConfigError
+from perfed.grid import Job, time_left
+from perfed.recipes import Cell
+from perfed.recipes.column import Column
+from perfed.reproduce import Plan, best_rate, counted, reproduce, tune, write
+
+RECIPE = """
+title = "Digits"
+paper = "nobody's"
+table = "Table 0"
+own = ["fedper"]
+[run]
+data = "digits"
+split = "classes:2"
+clients = 4
+net = { name = "mlp", hidden = [8] }
+rounds = 3
+eval_every = 1
+[tune]
+lr = [0.0001, 0.1]
+rounds = 0.7
+[method]
+lr = 0.1
+[settings.iid]
+run = { split = "iid" }
+[methods.local]
+published = { "local.mean" = 90.0, "iid" = 50.0 }
+[methods.fedper]
+published = { "local.mean" = 95.0, "local.mean@2" = 94.0 }
+[[reading]]
+claim = "Both were run."
+check = "[local local.mean] > 0 and [fedper local.mean] > 0"
+[[reading]]
+claim = "This is false."
+check = "[local local.mean] > 100"
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return Plan(recipe=recipes.parse("mine", RECIPE), budget="full", out=tmp_path / "runs")
+
+
+def call(*words: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def without_timing(path: Path) -> str:
+    held = json.loads(path.read_text())
+    assert held.pop("timing")
+    return json.dumps(held)
+
+
+def test_facts_have_means_ranks_hashes_and_all_that_was_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[dict[str, Any]] = []
+    found = reproduce(replace(plan, only=("local",)), range(2), keep=kept.append)
+    assert [len(facts["rows"]) for facts in kept] == [1, 1, 1, 1]
+    assert found["missing"] == ["fedper", "iid/fedper"]
+    cell = found["rows"]["local"]["cells"]["local.mean"]
+    assert len(cell["values"]) == 2
+    assert cell["difference"] == pytest.approx(sum(cell["values"]) / 2 - 90)
+    assert cell["spread"] > 0
+    assert set(found["settings"]["iid"]["partition_sha256"]) == {"0", "1"}
+    assert found["settings"]["iid"]["partition_sha256"] != found["settings"][""]["partition_sha256"]
+    with monkeypatch.context() as patched:
+        patched.setattr(grid, "finish", lambda *_: pytest.fail("what is done is not run again"))
+        assert reproduce(replace(plan, only=("local",)), range(2)) == found
+    whole = reproduce(plan, range(1), top=1, top_seeds=range(3))
+    assert whole["missing"] == []
+    best = max(("local", "fedper"), key=lambda label: whole["rows"][label]["cells"]["local.mean"]["values"][0])
+    assert len(whole["rows"][best]["cells"]["local.mean"]["values"]) == 3
+    ranks = [row["cells"]["local.mean"]["rank_measured"] for row in whole["rows"].values()]
+    assert sorted(ranks) == [1, 2]
+    assert measured.first_of_all(whole)[1] == 3
+
+
+def test_side_by_side_is_the_same_as_in_turn(plan: Plan, tmp_path: Path) -> None:
+    turn = reproduce(plan)
+    looks: list[int] = []
+    beside = replace(plan, out=tmp_path / "two", cores=2, look=lambda jobs: looks.append(sum(j.rounds for j in jobs)))
+    both = reproduce(beside)
+    assert turn | {"timing": 0} == both | {"timing": 0}
+    assert looks == sorted(looks)
+    assert looks[-1] == 4 * 3
+
+
+def test_a_run_that_fails_beside_others_is_named(plan: Plan) -> None:
+    job = plan.job(Cell("", "local"), 0)
+    rundir.claim(job.place, job.config.toml().replace("classes:2", "classes:99"))
+    other = plan.job(Cell("iid", "local"), 0)
+    with pytest.raises(Exception, match=r"classes:99"):
+        grid.run([job, other], cores=2)
+
+
+def test_a_killed_recipe_ends_with_the_same_results_file(tmp_path: Path) -> None:
+    """SIGKILL in the middle, of the parent alone: nothing that it started stays, and the same command goes on."""
+    (tmp_path / "mine.toml").write_text(RECIPE.replace("rounds = 3", "rounds = 30"))
+
+    def command(place: str) -> list[str]:
+        words = (
+            f"reproduce {tmp_path}/mine.toml --budget full --workers 2 --runs {place}/runs --results {place}/results"
+        )
+        return [sys.executable, "-m", "perfed.cli", *words.split(), "--pages", f"{place}/pages"]
+
+    undisturbed = subprocess.run(command("whole"), cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    runs, killed = tmp_path / "cut" / "runs", False
+    with subprocess.Popen(
+        command("cut"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        while process.poll() is None and not killed:
+            time.sleep(0.05)
+            rounds = [rundir.committed(path.parent) for path in runs.glob("**/run.db")]
+            if any(0 < t < 30 for t in rounds):
+                os.kill(process.pid, signal.SIGKILL)
+                killed = True
+    assert killed
+    assert (
+        not (tmp_path / "cut" / "results" / "mine.json").exists()
+        or json.loads((tmp_path / "cut" / "results" / "mine.json").read_text())["missing"]
+    )
+    for _ in range(50):  # what it started ends by itself
+        again = subprocess.run(command("cut"), cwd=tmp_path, check=False, capture_output=True, text=True)
+        if again.returncode == 0:
+            break
+    assert again.returncode == 0, again.stderr
+    file = Path("results") / "mine.json"
+    assert without_timing(tmp_path / "cut" / file) == without_timing(tmp_path / "whole" / file)
+    page = (tmp_path / "cut" / "pages" / "mine.md").read_text()
+    assert "- Both were run." in page
+    assert "This is false" not in page
+    assert (tmp_path / "cut" / "pages" / "mine.svg").exists()
+
+
+def test_tuning_looks_at_validation_data_only(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tune(plan)
+    assert found["rounds"] == 2
+    assert found["chosen"] == {"local": 0.1, "fedper": 0.1}
+    jobs = sorted((plan.out / "tune").rglob("config.toml"))
+    assert len(jobs) == 4
+    assert all("val_fraction = 0.1" in job.read_text() for job in jobs)
+    assert best_rate({"0.1": 50.0, "0.01": 50.0, "1": None}) == 0.01
+    with pytest.raises(ConfigError, match="nothing to tune"):
+        tune(replace(plan, recipe=replace(plan.recipe, tune=None)))
+
+
+def test_the_command_prints_the_table_and_keeps_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    answer = call(
+        "reproduce", "mine.toml", "--budget", "full", "--in-turn", "--workers", "1", "--tune", "--settings", "iid"
+    )
+    assert answer.exit_code == 0, answer.output
+    assert "rank published" in " ".join(answer.stdout.split())
+    assert "[tuned]" in answer.stderr
+    held = json.loads((tmp_path / "results" / "mine.json").read_text())
+    assert held["tuning"]["chosen"]["fedper"] == 0.1
+    assert "## Learning rates" in (tmp_path / "docs" / "reproductions" / "mine.md").read_text()
+    write({key: value for key, value in held.items() if key != "tuning"}, tmp_path / "results")
+    assert json.loads((tmp_path / "results" / "mine.json").read_text())["tuning"] == held["tuning"]
+    listed = call("recipes").stdout
+    assert "scheduling-table4" in listed
+    assert call("reproduce", "mine.toml", "--budget", "some").exit_code == 2
+
+
+def test_table_4_of_scheduling_is_exact() -> None:
+    recipe = recipes.load("scheduling-table4")
+    exact = {"fedavg": 873.039, "fedbabu": 865.344, "vanilla": 314.912, "anti": 838.880}
+    one = replace(recipe, words=recipe.words | {"rounds": 300}, dry=recipe.dry | {"clients": 1})
+    found = counted(one)
+    for label, value in exact.items():
+        assert 100 * found[label]["param_batches"] == pytest.approx(value, abs=5e-4)
+
+
+def test_columns_read_rounds_clients_and_settling() -> None:
+    history = [{"t": t, "local.mean": v} for t, v in ((1, 0.5), (2, 0.895), (3, 0.7), (4, 0.9), (5, 0.905))]
+    result: Any = SimpleNamespace(
+        metrics={"local.mean": 0.905},
+        history=history,
+        clients={"accuracy": [0.25, None]},
+        config=SimpleNamespace(rounds=5),
+    )
+    got = [measured.read(result, Column(key)) for key in ("local.mean", "x/local.mean@2", "local.mean@9", "client.0")]
+    assert got == [90.5, 89.5, None, 25.0]
+    assert measured.read(result, Column("client.1")) is None
+    assert measured.read(result, Column("settled.local.mean")) == 4
+
+
+def test_time_left_is_told_from_what_is_done() -> None:
+    config: Any = SimpleNamespace(rounds=10)
+    jobs = [Job(name, config, Path(), weight) for name, weight in (("a", 1.0), ("a", 1.0), ("b", 3.0))]
+    assert time_left(jobs, 1) is None
+    jobs[0].rounds, jobs[0].seconds = 5, 10.0
+    assert time_left(jobs, 1) == pytest.approx(10 + 20 + 60)
+    assert time_left(jobs, 2) == pytest.approx(60)  # the longest cannot be halved
+    jobs[2].rounds, jobs[2].seconds = 1, 3.0
+    assert time_left(jobs, 1) == pytest.approx(10 + 20 + 27)
