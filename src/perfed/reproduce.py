@@ -144,8 +144,8 @@ def tune(plan: Plan) -> dict[str, Any]:
     recipe = plan.recipe
     if recipe.tune is None:
         raise ConfigError(f"The recipe {recipe.name} has nothing to tune.", "Its paper names the learning rate.")
-    setting = next(iter(recipe.settings))
     plain = replace(plan, recipe=replace(recipe, tuned={}))
+    setting = plain.cells[0].setting
     cells = [cell for cell in plain.cells if cell.setting == setting]
     jobs: dict[tuple[str, float], Job] = {}
     for cell in cells:

@@ -69,7 +69,7 @@ def reproduce(
         out=runs / f"{recipe.name}-{budget}",
         data_dir=str(data_dir) if data_dir else None,
         cores=cores,
-        side_by_side=not in_turn,
+        side_by_side=not in_turn and budget != "smoke",  # a process takes longer to start than a smoke run
         only=_names(only),
         within=tuple("" if name == "base" else name for name in _names(settings)),
     )
