@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from perfed.core import registry
 from perfed.core.client import Client, Update
 from perfed.core.plan import Plan, Round
 from perfed.core.server import Server
-from perfed.data import Federation, federate
+from perfed.data import Federation, federate, from_tensors
 from perfed.engine.ledger import Flops
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Outcome, Settings
@@ -356,3 +357,18 @@ def test_fine_tuning_and_joining(simulate: Simulate) -> None:
 
 def _differ(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return any(not torch.allclose(a[name], b[name], atol=1e-4) for name in a)
+
+
+@pytest.mark.parametrize(("name", "width"), [("cd2pfed", 0.13), ("cd2pfed", 0.5), ("fedavg", 0.13)])
+def test_narrow_residual_networks_train_on_large_images(name: str, width: float) -> None:
+    """A strided 1x1 convolution of few channels ended the process in the channels-last layout."""
+    x = torch.randint(0, 256, (12, 3, 64, 64), dtype=torch.uint8)
+    federation = federate(from_tensors(x, torch.arange(12) % 3), clients=2, split="iid", val_fraction=0.0)
+    method = registry.make(name, batch_size=4, lr=0.01)
+    net = method.build(nets.build("resnet18", federation.input_shape, 3, width=width))
+    code = multiprocessing.get_context("fork").Process(
+        target=lambda: method.train(Worker(federation, net, method, 2, 0).newcomer(0, 2))
+    )
+    code.start()
+    code.join()
+    assert code.exitcode == 0

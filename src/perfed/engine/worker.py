@@ -20,6 +20,7 @@ from perfed.core.state import Scalars, State
 from perfed.data.federation import Federation, Split
 from perfed.errors import StoreError, UpdateError
 from perfed.nets.net import Net
+from perfed.nets.subnets import is_sampling
 
 EVAL_BATCH = 256
 Operation = Literal["train", "evaluate", "new", "external"]
@@ -212,7 +213,8 @@ def _lay_out(net: Net, input_shape: tuple[int, ...]) -> torch.memory_format:
     `x.view(len(x), -1)` of a feature map works in the default layout alone.
     """
     module = net.module
-    if not any(parameter.dim() == 4 for parameter in module.parameters()):
+    narrow = any(is_sampling(part) and part.in_channels < 16 for part in module.modules())  # type: ignore[operator]
+    if narrow or not any(parameter.dim() == 4 for parameter in module.parameters()):
         return torch.contiguous_format
     flags = [(part, part.training) for part in module.modules()]
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
