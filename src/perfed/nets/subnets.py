@@ -115,8 +115,8 @@ def _layer(module: Any, rows: slice, columns: slice) -> Run:
 def is_sampling(module: nn.Module) -> bool:
     """Whether this is a 1x1 convolution that skips positions.
 
-    In the channels-last layout and with fewer than 16 input channels, the backward pass of such a one can end the process
-    (oneDNN in torch 2.13, from 64x64 on). Sampling first and convolving then is the same computation.
+    In the channels-last layout and with fewer than 16 input channels, the backward pass of such a one can end the
+    process (oneDNN in torch 2.13, from 64x64 on). Sampling first and convolving then is the same computation.
     """
     return (
         isinstance(module, nn.Conv2d)
