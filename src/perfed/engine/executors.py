@@ -1,26 +1,35 @@
 """Who computes the tasks of a round: this process, or a pool of persistent single-thread workers.
 
-The pool forks, so workers share the data without copying it; messages are named tensors and plain scalars in the
-safetensors format. The result of a task depends on the task alone, so executors agree to the bit.
+The pool forks, so workers share the data without copying it. Tensors travel through shared memory, what several tasks
+have in common only once; beside them goes plain JSON. The result of a task depends on the task alone, so executors agree
+to the bit.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Protocol
 
 import torch
 
-from perfed.core.state import State, from_bytes, to_bytes, under, within
+from perfed.core.state import State, under, within
+from perfed.engine.shared import Area
 from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import PerfedError
+
+TINY = 64
+"""Samples up to which a round of one client is computed in this process."""
+Place = tuple[str, list[int], int]
 
 
 class WorkerError(PerfedError):
@@ -79,16 +88,20 @@ class Pool:
         self.worker, self._in_child = worker, in_child or (lambda: None)
         self._links: list[Connection] = []
         self._processes: list[BaseProcess] = []
-        torch.optim.SGD([torch.zeros(1)], lr=1.0)  # torch imports much at the first optimiser: once, before the fork
-        for _ in range(workers):
-            self._start(len(self._links))
+        self._here = Serial(worker)
+        self._common = Area()
+        self._desks = [Desk(self._common, Area(), Area()) for _ in range(workers)]
+        for place in range(workers):
+            self._start(place)
 
     def _start(self, place: int) -> None:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         inherited = [link for number, link in enumerate(self._links) if number != place]
         process = context.Process(
-            target=_serve, args=(self.worker, theirs, [ours, *inherited], self._in_child), daemon=True
+            target=_serve,
+            args=(self.worker, theirs, self._desks[place], [ours, *inherited], self._in_child),
+            daemon=True,
         )
         process.start()
         theirs.close()
@@ -102,6 +115,9 @@ class Pool:
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> list[Reply]:
         """Compute the tasks in the pool. A worker that dies is replaced and its task tried once more."""
         sizes = [self.worker.federation.size(task.client) for task in tasks]
+        if len(tasks) == 1 and sizes[0] <= TINY:
+            return self._here.run(tasks, done)
+        common = self._publish(tasks)
         queue = sorted(range(len(tasks)), key=lambda i: sizes[i])
         replies: list[Reply | None] = [None] * len(tasks)
         busy: dict[int, int] = {}
@@ -112,12 +128,12 @@ class Pool:
                 place, number = idle.pop(0), queue.pop()
                 tried[number] = tried.get(number, 0) + 1
                 busy[place] = number
-                self._post(place, tasks[number])
+                self._post(place, tasks[number], common)
             ready = wait([self._links[place] for place in busy])
             for place in [place for place in busy if self._links[place] in ready]:
                 number = busy.pop(place)
                 try:
-                    replies[number] = _read_reply(self._links[place].recv_bytes())
+                    replies[number] = self._desks[place].read_reply(self._links[place].recv_bytes())
                     if done:
                         done()
                 except (EOFError, OSError):
@@ -132,9 +148,17 @@ class Pool:
                 idle.append(place)
         return [reply for reply in replies if reply is not None]
 
-    def _post(self, place: int, task: Task) -> None:
+    def _publish(self, tasks: Sequence[Task]) -> dict[int, Place]:
+        """Lay out once what several tasks have in common, such as the server's tensors; where each tensor is."""
+        given = [tensor for task in tasks for state in (task.received, task.private) for tensor in state.values()]
+        often = {number for number, times in Counter(map(id, given)).items() if times > 1}
+        shared = {str(id(tensor)): tensor for tensor in given if id(tensor) in often}
+        return {int(name): (kind, shape, at) for name, kind, shape, at in self._common.write(shared)}
+
+    def _post(self, place: int, task: Task, common: dict[int, Place]) -> None:
+        message = self._desks[place].write_task(task, common)
         with suppress(OSError):  # a worker that is gone says so when it is read from
-            self._links[place].send_bytes(_write_task(task))
+            self._links[place].send_bytes(message)
 
     def close(self) -> None:
         """End the workers."""
@@ -145,6 +169,9 @@ class Pool:
             if process.is_alive():
                 process.kill()
                 process.join()
+        for area in (self._common, *(area for desk in self._desks for area in (desk.inbox, desk.outbox))):
+            area.close()
+        self._desks.clear()
 
 
 def make(worker: Worker, workers: int, in_child: Callable[[], None] | None = None) -> Executor:
@@ -157,7 +184,9 @@ def make(worker: Worker, workers: int, in_child: Callable[[], None] | None = Non
     return Pool(worker, workers, in_child)
 
 
-def _serve(worker: Worker, link: Connection, inherited: Sequence[Connection], in_child: Callable[[], None]) -> None:
+def _serve(
+    worker: Worker, link: Connection, desk: Desk, inherited: Sequence[Connection], in_child: Callable[[], None]
+) -> None:
     """A worker process: tasks in, replies out, until the other end closes."""
     in_child()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -166,7 +195,7 @@ def _serve(worker: Worker, link: Connection, inherited: Sequence[Connection], in
     torch.set_num_threads(1)
     while True:
         try:
-            task = _read_task(link.recv_bytes())
+            task = desk.read_task(link.recv_bytes())
         except (EOFError, OSError):
             os._exit(0)
         try:
@@ -179,35 +208,56 @@ def _serve(worker: Worker, link: Connection, inherited: Sequence[Connection], in
                 {"crash": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()},
             )
         try:
-            link.send_bytes(_write_reply(reply))
+            link.send_bytes(desk.write_reply(reply))
         except OSError:
             os._exit(0)
 
 
-def _write_task(task: Task) -> bytes:
-    scalars = {
-        "op": task.op,
-        "client": task.client,
-        "t": task.t,
-        "since": task.since,
-        "options": task.options,
-    }
-    return to_bytes(under("received", task.received) | under("private", task.private), scalars)
+@dataclass(frozen=True)
+class Desk:
+    """A worker's place: what all workers read, what it alone is given, and what it answers."""
 
+    common: Area
+    inbox: Area
+    outbox: Area
 
-def _read_task(data: bytes) -> Task:
-    state, scalars = from_bytes(data)
-    return Task(received=within("received", state), private=within("private", state), **scalars)
+    def write_task(self, task: Task, common: Mapping[int, Place]) -> bytes:
+        """A task as JSON; its tensors are in the common area or go into the inbox."""
+        states = {"received": task.received, "private": task.private}
+        own = {
+            f"{part}/{name}": tensor
+            for part, state in states.items()
+            for name, tensor in state.items()
+            if id(tensor) not in common
+        }
+        found = {
+            part: [(name, *common[id(tensor)]) for name, tensor in state.items() if id(tensor) in common]
+            for part, state in states.items()
+        }
+        facts = {"op": task.op, "client": task.client, "t": task.t, "since": task.since, "options": task.options}
+        return json.dumps({"task": facts, "common": found, "own": self.inbox.write(own)}).encode()
 
+    def read_task(self, data: bytes) -> Task:
+        """The task of a message."""
+        message = json.loads(data)
+        own = self.inbox.read(message["own"])
 
-def _write_reply(reply: Reply) -> bytes:
-    tensors: State = under("state", reply.state) | under("private", reply.private)
-    return to_bytes(tensors, {"client": reply.client, "scalars": reply.scalars})
+        def state(part: str) -> State:
+            return self.common.read(message["common"][part]) | within(part, own)
 
+        return Task(received=state("received"), private=state("private"), **message["task"])
 
-def _read_reply(data: bytes) -> Reply:
-    state, scalars = from_bytes(data)
-    found = scalars["scalars"]
-    if "crash" in found:
-        raise WorkerError(f"Client {scalars['client']} failed: {found['crash']}.", f"\n{found['trace']}")
-    return Reply(scalars["client"], within("state", state), within("private", state), found)
+    def write_reply(self, reply: Reply) -> bytes:
+        """A reply as JSON; its tensors go into the outbox."""
+        tensors: State = under("state", reply.state) | under("private", reply.private)
+        facts = {"client": reply.client, "scalars": reply.scalars, "own": self.outbox.write(tensors)}
+        return json.dumps(facts).encode()
+
+    def read_reply(self, data: bytes) -> Reply:
+        """The reply of a message, copied, so that the worker can go on."""
+        message = json.loads(data)
+        found = message["scalars"]
+        if "crash" in found:
+            raise WorkerError(f"Client {message['client']} failed: {found['crash']}.", f"\n{found['trace']}")
+        tensors = {name: view.clone() for name, view in self.outbox.read(message["own"]).items()}
+        return Reply(message["client"], within("state", tensors), within("private", tensors), found)
