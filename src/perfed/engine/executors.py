@@ -1,8 +1,8 @@
 """Who computes the tasks of a round: this process, or a pool of persistent single-thread workers.
 
 The pool forks, so workers share the data without copying it. Tensors travel through shared memory, what several tasks
-have in common only once; beside them goes plain JSON. The result of a task depends on the task alone, so executors agree
-to the bit.
+have in common only once; beside them goes plain JSON. The result of a job depends on the job alone, so executors agree
+to the bit. A job is one client's task, or those of a cohort.
 """
 
 from __future__ import annotations
@@ -69,13 +69,14 @@ class Serial:
 
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> list[Reply]:
         """Compute the tasks here."""
-        replies = []
+        replies: dict[int, Reply] = {}
         with one_thread(), torch.random.fork_rng(devices=[]):
-            for task in tasks:
-                replies.append(self.worker.run(task))
+            for job in self.worker.jobs(tasks):
+                replies |= zip(job, self.worker.run_all([tasks[number] for number in job]), strict=True)
                 if done:
-                    done()
-        return replies
+                    for _ in job:
+                        done()
+        return [replies[number] for number in range(len(tasks))]
 
     def close(self) -> None:
         """Nothing to release."""
@@ -114,39 +115,42 @@ class Pool:
 
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> list[Reply]:
         """Compute the tasks in the pool. A worker that dies is replaced and its task tried once more."""
-        sizes = [self.worker.federation.size(task.client) for task in tasks]
+        jobs = self.worker.jobs(tasks)
+        sizes = [sum(self.worker.federation.size(tasks[number].client) for number in job) for job in jobs]
         if len(tasks) == 1 and sizes[0] <= TINY:
             return self._here.run(tasks, done)
         common = self._publish(tasks)
-        queue = sorted(range(len(tasks)), key=lambda i: sizes[i])
-        replies: list[Reply | None] = [None] * len(tasks)
+        queue = sorted(range(len(jobs)), key=lambda i: sizes[i])
+        replies: dict[int, Reply] = {}
         busy: dict[int, int] = {}
-        tried: dict[int, int] = {}
+        tried: Counter[int] = Counter()
         idle = list(range(len(self._links)))
         while queue or busy:
             while queue and idle:
-                place, number = idle.pop(0), queue.pop()
-                tried[number] = tried.get(number, 0) + 1
-                busy[place] = number
-                self._post(place, tasks[number], common)
+                place, job = idle.pop(0), queue.pop()
+                tried[job] += 1
+                busy[place] = job
+                self._post(place, [tasks[number] for number in jobs[job]], common)
             ready = wait([self._links[place] for place in busy])
             for place in [place for place in busy if self._links[place] in ready]:
-                number = busy.pop(place)
+                job = busy.pop(place)
                 try:
-                    replies[number] = self._desks[place].read_reply(self._links[place].recv_bytes())
+                    found = self._desks[place].read_replies(self._links[place].recv_bytes())
+                    replies |= zip(jobs[job], found, strict=True)
                     if done:
-                        done()
+                        for _ in jobs[job]:
+                            done()
                 except (EOFError, OSError):
                     self._start(place)
-                    if tried[number] > 1:
-                        client = tasks[number].client
+                    if tried[job] > 1:
+                        task = tasks[jobs[job][0]]
                         raise WorkerError(
-                            f"The worker process died twice on client {client} in round {tasks[number].t}.",
+                            f"The worker process died twice on client {task.client} in round {task.t}.",
                             "It may have run out of memory: use fewer workers or a smaller batch.",
                         ) from None
-                    queue.append(number)
+                    queue.append(job)
                 idle.append(place)
-        return [reply for reply in replies if reply is not None]
+        return [replies[number] for number in range(len(tasks))]
 
     def _publish(self, tasks: Sequence[Task]) -> dict[int, Place]:
         """Lay out once what several tasks have in common, such as the server's tensors; where each tensor is."""
@@ -155,8 +159,8 @@ class Pool:
         shared = {str(id(tensor)): tensor for tensor in given if id(tensor) in often}
         return {int(name): (kind, shape, at) for name, kind, shape, at in self._common.write(shared)}
 
-    def _post(self, place: int, task: Task, common: dict[int, Place]) -> None:
-        message = self._desks[place].write_task(task, common)
+    def _post(self, place: int, tasks: Sequence[Task], common: dict[int, Place]) -> None:
+        message = self._desks[place].write_tasks(tasks, common)
         with suppress(OSError):  # a worker that is gone says so when it is read from
             self._links[place].send_bytes(message)
 
@@ -195,20 +199,16 @@ def _serve(
     torch.set_num_threads(1)
     while True:
         try:
-            task = desk.read_task(link.recv_bytes())
+            tasks = desk.read_tasks(link.recv_bytes())
         except (EOFError, OSError):
             os._exit(0)
         try:
-            reply = worker.run(task)
+            replies = worker.run_all(tasks)
         except Exception as error:
-            reply = Reply(
-                task.client,
-                {},
-                {},
-                {"crash": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()},
-            )
+            crash = {"crash": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+            replies = [Reply(task.client, {}, {}, crash) for task in tasks]
         try:
-            link.send_bytes(desk.write_reply(reply))
+            link.send_bytes(desk.write_replies(replies))
         except OSError:
             os._exit(0)
 
@@ -221,43 +221,59 @@ class Desk:
     inbox: Area
     outbox: Area
 
-    def write_task(self, task: Task, common: Mapping[int, Place]) -> bytes:
-        """A task as JSON; its tensors are in the common area or go into the inbox."""
-        states = {"received": task.received, "private": task.private}
-        own = {
-            f"{part}/{name}": tensor
-            for part, state in states.items()
-            for name, tensor in state.items()
-            if id(tensor) not in common
-        }
-        found = {
-            part: [(name, *common[id(tensor)]) for name, tensor in state.items() if id(tensor) in common]
-            for part, state in states.items()
-        }
-        facts = {"op": task.op, "client": task.client, "t": task.t, "since": task.since, "options": task.options}
-        return json.dumps({"task": facts, "common": found, "own": self.inbox.write(own)}).encode()
+    def write_tasks(self, tasks: Sequence[Task], common: Mapping[int, Place]) -> bytes:
+        """Tasks as JSON; their tensors are in the common area or go into the inbox."""
+        own: State = {}
+        messages = []
+        for number, task in enumerate(tasks):
+            shared: dict[str, list[tuple[str, str, list[int], int]]] = {}
+            for part, state in (("received", task.received), ("private", task.private)):
+                shared[part] = [(name, *common[id(t)]) for name, t in state.items() if id(t) in common]
+                own |= {f"{number}/{part}/{name}": t for name, t in state.items() if id(t) not in common}
+            facts = {"op": task.op, "client": task.client, "t": task.t, "since": task.since, "options": task.options}
+            messages.append({"task": facts, "common": shared})
+        return json.dumps({"tasks": messages, "own": self.inbox.write(own)}).encode()
 
-    def read_task(self, data: bytes) -> Task:
-        """The task of a message."""
+    def read_tasks(self, data: bytes) -> list[Task]:
+        """The tasks of a message."""
         message = json.loads(data)
-        own = self.inbox.read(message["own"])
+        own = _numbered(self.inbox.read(message["own"]), len(message["tasks"]))
 
-        def state(part: str) -> State:
-            return self.common.read(message["common"][part]) | within(part, own)
+        def state(number: int, part: str) -> State:
+            return self.common.read(message["tasks"][number]["common"][part]) | within(part, own[number])
 
-        return Task(received=state("received"), private=state("private"), **message["task"])
+        return [
+            Task(received=state(number, "received"), private=state(number, "private"), **one["task"])
+            for number, one in enumerate(message["tasks"])
+        ]
 
-    def write_reply(self, reply: Reply) -> bytes:
-        """A reply as JSON; its tensors go into the outbox."""
-        tensors: State = under("state", reply.state) | under("private", reply.private)
-        facts = {"client": reply.client, "scalars": reply.scalars, "own": self.outbox.write(tensors)}
-        return json.dumps(facts).encode()
+    def write_replies(self, replies: Sequence[Reply]) -> bytes:
+        """Replies as JSON; their tensors go into the outbox."""
+        tensors: State = {}
+        for number, reply in enumerate(replies):
+            tensors |= under(f"{number}/state", reply.state) | under(f"{number}/private", reply.private)
+        facts = [{"client": reply.client, "scalars": reply.scalars} for reply in replies]
+        return json.dumps({"replies": facts, "own": self.outbox.write(tensors)}).encode()
 
-    def read_reply(self, data: bytes) -> Reply:
-        """The reply of a message, copied, so that the worker can go on."""
+    def read_replies(self, data: bytes) -> list[Reply]:
+        """The replies of a message, copied, so that the worker can go on."""
         message = json.loads(data)
-        found = message["scalars"]
-        if "crash" in found:
-            raise WorkerError(f"Client {message['client']} failed: {found['crash']}.", f"\n{found['trace']}")
-        tensors = {name: view.clone() for name, view in self.outbox.read(message["own"]).items()}
-        return Reply(message["client"], within("state", tensors), within("private", tensors), found)
+        for reply in message["replies"]:
+            if "crash" in reply["scalars"]:
+                what = reply["scalars"]
+                raise WorkerError(f"Client {reply['client']} failed: {what['crash']}.", f"\n{what['trace']}")
+        copied = {name: view.clone() for name, view in self.outbox.read(message["own"]).items()}
+        own = _numbered(copied, len(message["replies"]))
+        return [
+            Reply(reply["client"], within("state", own[number]), within("private", own[number]), reply["scalars"])
+            for number, reply in enumerate(message["replies"])
+        ]
+
+
+def _numbered(state: State, count: int) -> list[State]:
+    """The tensors of each of several messages, by the number before their names."""
+    parts: list[State] = [{} for _ in range(count)]
+    for name, tensor in state.items():
+        number, _, rest = name.partition("/")
+        parts[int(number)][rest] = tensor
+    return parts
