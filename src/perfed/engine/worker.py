@@ -16,6 +16,7 @@ from perfed.core.client import Client
 from perfed.core.fit import batches, pieces
 from perfed.core.method import Method, probabilities
 from perfed.core.plan import Plan, Round
+from perfed.core.prefix import Prefixes
 from perfed.core.state import Scalars, State
 from perfed.data.federation import Federation, Split
 from perfed.errors import StoreError, UpdateError
@@ -61,6 +62,7 @@ class Worker:
         self.federation, self.net, self.method = federation, net, method
         self.rounds, self.seed = rounds, seed
         self.plan = Plan(method, net, rounds)
+        self.prefixes = Prefixes()
         self._layout = _lay_out(net, federation.input_shape)
         self._tensors: Mapping[str, Tensor] = net.module.state_dict()
 
@@ -98,6 +100,7 @@ class Worker:
             memory={name: tensor for name, tensor in task.private.items() if name not in plan.parts},
             seed=self.seed,
             num_clients=self.federation.num_clients,
+            prefixes=self.prefixes,
         )
 
     def fill(self, tensors: Mapping[str, Tensor], task: Task) -> None:
