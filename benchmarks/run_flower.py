@@ -140,10 +140,8 @@ def serve(grid: Grid, context: Context) -> None:
 def main() -> None:
     lo_up()
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    run_simulation(
-        server_app=server_app, client_app=client_app, num_supernodes=len(workload().train),
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": os.cpu_count()}},
-    )  # fmt: skip
+    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": os.cpu_count()}}
+    run_simulation(server_app, client_app, num_supernodes=len(workload().train), backend_config=backend)
 
 
 if __name__ == "__main__":
