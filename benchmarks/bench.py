@@ -104,6 +104,10 @@ def measure(tool: str, python: Path, file: Path) -> dict[str, Any]:
     command = [str(python), str(ROOT / "benchmarks" / f"{SCRIPTS[tool]}.py"), str(file)]
     if tool == "flwr":  # Ray listens on every interface: it gets a network of its own
         command = ["unshare", "--map-root-user", "--net", *command]
+    # Tools of one process use all cores where networks are large enough for it.
+    threads = 1 if file.name.startswith("W3") else os.cpu_count()
+    if tool in ("fluke-fl", "pfl"):
+        command = ["env", f"OMP_NUM_THREADS={threads}", *command]
     quiet = {"PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT / "src") if tool == "perfed" else ""}
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | quiet, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"tool"')]
