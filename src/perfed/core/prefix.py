@@ -1,8 +1,8 @@
 """The output of frozen layers, kept over rounds for as long as these layers cannot change.
 
-A layer that in this round neither travels nor is private, and has its first weights, is the same for every client and in
-every round until it is unfrozen. Its output is stored under the digest of the samples, so a hit has the very bits that
-would be computed.
+A layer that in this round neither travels nor is private, and has its first weights, is the same for every client and
+in every round until it is unfrozen. Its output is stored under the digest of the samples, so a hit has the very bits
+that would be computed.
 """
 
 from __future__ import annotations
