@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format clean
+.PHONY: demo test bench lint format clean
 
 demo: $(READY)  ## compare all methods on embedded real data: a leaderboard and figures in demo/
 	rm -rf demo
@@ -12,6 +12,10 @@ demo: $(READY)  ## compare all methods on embedded real data: a leaderboard and 
 
 test: $(READY) lint  ## the whole check: format, lint, types, tests
 	$(BIN)/pytest -n 2 --dist worksteal
+
+bench: $(READY)  ## measure speed beside other simulators (DATA_DIR=DIR with MNIST); fills docs/benchmarks.md
+	$(BIN)/python benchmarks/bench.py --data-dir $(or $(DATA_DIR),data)
+	$(BIN)/python docs/tables.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -26,7 +26,9 @@ def table(name: str) -> str:
     if not path.exists():
         return "Not measured yet."
     found = json.loads(path.read_text())
-    return leaderboard(found) if name == "demo" else reproduction(name, found)
+    if name in OWN:
+        return OWN[name](found)
+    return reproduction(name, found)
 
 
 def leaderboard(found: dict[str, Any]) -> str:
@@ -34,6 +36,39 @@ def leaderboard(found: dict[str, Any]) -> str:
     from perfed.report.tables import markdown
 
     return f"{markdown(found['rows']).strip()}\n\nMade by `perfed demo`; [results/demo.json](results/demo.json)."
+
+
+def side_by_side(found: dict[str, Any]) -> str:
+    """Seconds of each tool, and how many times as long as perfed it took."""
+    text = []
+    for name, work in found["workloads"].items():
+        own = work["tools"].get("perfed", {})
+        text += [
+            f"**{name}**: {work['title']}.",
+            "",
+            "| tool | train s/round | ratio | evaluation s | ratio | accuracy | peak MB |",
+        ]
+        text += ["|---|---:|---:|---:|---:|---:|---:|"]
+        for tool, one in work["tools"].items():
+            if "error" in one:
+                text.append(f"| {tool} | failed | | | | | |")
+                continue
+            ratios = [one[part] / own[part] if own else float("nan") for part in ("train", "eval")]
+            accuracy = 100 * sum(one["accuracy"]) / len(one["accuracy"])
+            text.append(
+                f"| {tool} {one['version']} | {one['train']:.3f} | {ratios[0]:.2f} | {one['eval']:.3f} |"
+                f" {ratios[1]:.2f} | {accuracy:.2f} | {one['peak_mb']} |"
+            )
+        close = "agree" if work["accuracies_agree"] else "do not agree"
+        text += ["", f"The accuracies {close} within the spread of seeds.", ""]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    return "\n".join(text) + (
+        f"\nBest of {found['repeats']}, mean of {found['rounds']} rounds each, on {found['machine']}; {versions}."
+        " Made by `make bench`; results/bench.json."
+    )
+
+
+OWN = {"demo": leaderboard, "bench": side_by_side}
 
 
 def reproduction(name: str, found: dict[str, Any]) -> str:

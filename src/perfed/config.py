@@ -52,6 +52,9 @@ class Config(BaseModel):
     last_k: int = Field(1, ge=1, description="how many last rounds are averaged as local.last")
     adapt: Literal["final", "always", "never"] = Field("final", description="when clients adapt before scoring")
     new: bool | None = Field(None, description="measure New, all clients' vote (default: if it is cheap)")
+    executor: Literal["plain", "cohort"] = Field(
+        "plain", description="plain, or cohort: groups of small networks in one step, to 1e-5"
+    )
     workers: int = Field(1, ge=1, le=1024, description="processes that compute")
     out: str | None = Field(None, description="directory of the run")
 

@@ -41,7 +41,14 @@ class Prepared:
         """The run in this directory, from where it stands."""
         net = first_weights(self.config, self.net, self.method)
         return Simulation(
-            self.federation, net, self.method, self.settings, directory=directory, workers=workers, watch=watch
+            self.federation,
+            net,
+            self.method,
+            self.settings,
+            directory=directory,
+            workers=workers,
+            watch=watch,
+            numerics=self.config.executor,
         )
 
     def keep_initial(self, directory: Path) -> None:

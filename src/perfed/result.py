@@ -73,7 +73,7 @@ class Result:
         """What result.json holds."""
         words = {key: value for key, value in self.config.words().items() if key != "out"}
         facts = {name: getattr(self, name) for name in _FACTS}
-        return {"config": words} | facts | {"versions": versions(), "numerics": "plain"}
+        return {"config": words} | facts | {"versions": versions(), "numerics": self.config.executor}
 
     def write(self) -> None:
         """Write result.json and the curves into the run's directory."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from perfed.core import rng
 from perfed.core.plan import Plan, Round
+from perfed.core.prefix import Prefixes
 from perfed.core.state import Scalars, State
 from perfed.data.federation import ClientData
 from perfed.nets.net import Net
@@ -69,6 +70,8 @@ class Client:
     seed: int
     num_clients: int
     meter: Meter = field(default_factory=Meter)
+    prefixes: Prefixes | None = None
+    """where the output of layers that stay frozen is kept over rounds"""
 
     @property
     def size(self) -> int:

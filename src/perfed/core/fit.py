@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from perfed.core import prefix
 from perfed.core.client import Batch, Client
 from perfed.core.sgd import Sgd
 from perfed.core.softmax import linear_head, regress
@@ -165,5 +166,11 @@ def _input(client: Client, phase: Phase) -> tuple[Tensor, int]:
     x, cut = client.data.train.x, client.net.reusable(phase.trains) if phase.reuse else 0
     if not cut:
         return x, 0
+    lasting = prefix.key(client, x, cut) if client.prefixes is not None else None
+    if client.prefixes is not None and lasting and (known := client.prefixes.get(lasting)) is not None:
+        return known, cut
     client.meter.prefix_samples += len(x)
-    return frozen_output(client.net, x, cut), cut
+    found = frozen_output(client.net, x, cut)
+    if client.prefixes is not None and lasting:
+        client.prefixes.put(lasting, found)
+    return found, cut

@@ -65,3 +65,9 @@ class Sgd:
         if id(parameter) not in self._velocity:
             self._velocity[id(parameter)] = torch.empty_like(gradient) if first else torch.zeros_like(gradient)
         return self._velocity[id(parameter)]
+
+    def inherit(self, other: Sgd) -> None:
+        """Take over the velocities of another's parameters, which begin with these ones' rows."""
+        for mine, theirs in zip(self.parameters, other.parameters, strict=True):
+            if id(theirs) in other._velocity:
+                self._velocity[id(mine)] = other._velocity[id(theirs)][: len(mine)]

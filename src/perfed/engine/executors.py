@@ -1,26 +1,35 @@
 """Who computes the tasks of a round: this process, or a pool of persistent single-thread workers.
 
-The pool forks, so workers share the data without copying it; messages are named tensors and plain scalars in the
-safetensors format. The result of a task depends on the task alone, so executors agree to the bit.
+The pool forks, so workers share the data without copying it. Tensors travel through shared memory, what several tasks
+have in common only once; beside them goes plain JSON. The result of a job depends on the job alone, so executors agree
+to the bit. A job is one client's task, or those of a cohort.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Protocol
 
 import torch
 
-from perfed.core.state import State, from_bytes, to_bytes, under, within
+from perfed.core.state import State, under, within
+from perfed.engine.shared import Area
 from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import PerfedError
+
+TINY = 64
+"""Samples up to which a round of one client is computed in this process."""
+Place = tuple[str, list[int], int]
 
 
 class WorkerError(PerfedError):
@@ -60,13 +69,14 @@ class Serial:
 
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> list[Reply]:
         """Compute the tasks here."""
-        replies = []
+        replies: dict[int, Reply] = {}
         with one_thread(), torch.random.fork_rng(devices=[]):
-            for task in tasks:
-                replies.append(self.worker.run(task))
+            for job in self.worker.jobs(tasks):
+                replies |= zip(job, self.worker.run_all([tasks[number] for number in job]), strict=True)
                 if done:
-                    done()
-        return replies
+                    for _ in job:
+                        done()
+        return [replies[number] for number in range(len(tasks))]
 
     def close(self) -> None:
         """Nothing to release."""
@@ -79,16 +89,20 @@ class Pool:
         self.worker, self._in_child = worker, in_child or (lambda: None)
         self._links: list[Connection] = []
         self._processes: list[BaseProcess] = []
-        torch.optim.SGD([torch.zeros(1)], lr=1.0)  # torch imports much at the first optimiser: once, before the fork
-        for _ in range(workers):
-            self._start(len(self._links))
+        self._here = Serial(worker)
+        self._common = Area()
+        self._desks = [Desk(self._common, Area(), Area()) for _ in range(workers)]
+        for place in range(workers):
+            self._start(place)
 
     def _start(self, place: int) -> None:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
         inherited = [link for number, link in enumerate(self._links) if number != place]
         process = context.Process(
-            target=_serve, args=(self.worker, theirs, [ours, *inherited], self._in_child), daemon=True
+            target=_serve,
+            args=(self.worker, theirs, self._desks[place], [ours, *inherited], self._in_child),
+            daemon=True,
         )
         process.start()
         theirs.close()
@@ -101,40 +115,54 @@ class Pool:
 
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> list[Reply]:
         """Compute the tasks in the pool. A worker that dies is replaced and its task tried once more."""
-        sizes = [self.worker.federation.size(task.client) for task in tasks]
-        queue = sorted(range(len(tasks)), key=lambda i: sizes[i])
-        replies: list[Reply | None] = [None] * len(tasks)
+        jobs = self.worker.jobs(tasks)
+        sizes = [sum(self.worker.federation.size(tasks[number].client) for number in job) for job in jobs]
+        if len(tasks) == 1 and sizes[0] <= TINY:
+            return self._here.run(tasks, done)
+        common = self._publish(tasks)
+        queue = sorted(range(len(jobs)), key=lambda i: sizes[i])
+        replies: dict[int, Reply] = {}
         busy: dict[int, int] = {}
-        tried: dict[int, int] = {}
+        tried: Counter[int] = Counter()
         idle = list(range(len(self._links)))
         while queue or busy:
             while queue and idle:
-                place, number = idle.pop(0), queue.pop()
-                tried[number] = tried.get(number, 0) + 1
-                busy[place] = number
-                self._post(place, tasks[number])
+                place, job = idle.pop(0), queue.pop()
+                tried[job] += 1
+                busy[place] = job
+                self._post(place, [tasks[number] for number in jobs[job]], common)
             ready = wait([self._links[place] for place in busy])
             for place in [place for place in busy if self._links[place] in ready]:
-                number = busy.pop(place)
+                job = busy.pop(place)
                 try:
-                    replies[number] = _read_reply(self._links[place].recv_bytes())
+                    found = self._desks[place].read_replies(self._links[place].recv_bytes())
+                    replies |= zip(jobs[job], found, strict=True)
                     if done:
-                        done()
+                        for _ in jobs[job]:
+                            done()
                 except (EOFError, OSError):
                     self._start(place)
-                    if tried[number] > 1:
-                        client = tasks[number].client
+                    if tried[job] > 1:
+                        task = tasks[jobs[job][0]]
                         raise WorkerError(
-                            f"The worker process died twice on client {client} in round {tasks[number].t}.",
+                            f"The worker process died twice on client {task.client} in round {task.t}.",
                             "It may have run out of memory: use fewer workers or a smaller batch.",
                         ) from None
-                    queue.append(number)
+                    queue.append(job)
                 idle.append(place)
-        return [reply for reply in replies if reply is not None]
+        return [replies[number] for number in range(len(tasks))]
 
-    def _post(self, place: int, task: Task) -> None:
+    def _publish(self, tasks: Sequence[Task]) -> dict[int, Place]:
+        """Lay out once what several tasks have in common, such as the server's tensors; where each tensor is."""
+        given = [tensor for task in tasks for state in (task.received, task.private) for tensor in state.values()]
+        often = {number for number, times in Counter(map(id, given)).items() if times > 1}
+        shared = {str(id(tensor)): tensor for tensor in given if id(tensor) in often}
+        return {int(name): (kind, shape, at) for name, kind, shape, at in self._common.write(shared)}
+
+    def _post(self, place: int, tasks: Sequence[Task], common: dict[int, Place]) -> None:
+        message = self._desks[place].write_tasks(tasks, common)
         with suppress(OSError):  # a worker that is gone says so when it is read from
-            self._links[place].send_bytes(_write_task(task))
+            self._links[place].send_bytes(message)
 
     def close(self) -> None:
         """End the workers."""
@@ -145,6 +173,9 @@ class Pool:
             if process.is_alive():
                 process.kill()
                 process.join()
+        for area in (self._common, *(area for desk in self._desks for area in (desk.inbox, desk.outbox))):
+            area.close()
+        self._desks.clear()
 
 
 def make(worker: Worker, workers: int, in_child: Callable[[], None] | None = None) -> Executor:
@@ -157,7 +188,9 @@ def make(worker: Worker, workers: int, in_child: Callable[[], None] | None = Non
     return Pool(worker, workers, in_child)
 
 
-def _serve(worker: Worker, link: Connection, inherited: Sequence[Connection], in_child: Callable[[], None]) -> None:
+def _serve(
+    worker: Worker, link: Connection, desk: Desk, inherited: Sequence[Connection], in_child: Callable[[], None]
+) -> None:
     """A worker process: tasks in, replies out, until the other end closes."""
     in_child()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -166,48 +199,81 @@ def _serve(worker: Worker, link: Connection, inherited: Sequence[Connection], in
     torch.set_num_threads(1)
     while True:
         try:
-            task = _read_task(link.recv_bytes())
+            tasks = desk.read_tasks(link.recv_bytes())
         except (EOFError, OSError):
             os._exit(0)
         try:
-            reply = worker.run(task)
+            replies = worker.run_all(tasks)
         except Exception as error:
-            reply = Reply(
-                task.client,
-                {},
-                {},
-                {"crash": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()},
-            )
+            crash = {"crash": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+            replies = [Reply(task.client, {}, {}, crash) for task in tasks]
         try:
-            link.send_bytes(_write_reply(reply))
+            link.send_bytes(desk.write_replies(replies))
         except OSError:
             os._exit(0)
 
 
-def _write_task(task: Task) -> bytes:
-    scalars = {
-        "op": task.op,
-        "client": task.client,
-        "t": task.t,
-        "since": task.since,
-        "options": task.options,
-    }
-    return to_bytes(under("received", task.received) | under("private", task.private), scalars)
+@dataclass(frozen=True)
+class Desk:
+    """A worker's place: what all workers read, what it alone is given, and what it answers."""
+
+    common: Area
+    inbox: Area
+    outbox: Area
+
+    def write_tasks(self, tasks: Sequence[Task], common: Mapping[int, Place]) -> bytes:
+        """Tasks as JSON; their tensors are in the common area or go into the inbox."""
+        own: State = {}
+        messages = []
+        for number, task in enumerate(tasks):
+            shared: dict[str, list[tuple[str, str, list[int], int]]] = {}
+            for part, state in (("received", task.received), ("private", task.private)):
+                shared[part] = [(name, *common[id(t)]) for name, t in state.items() if id(t) in common]
+                own |= {f"{number}/{part}/{name}": t for name, t in state.items() if id(t) not in common}
+            facts = {"op": task.op, "client": task.client, "t": task.t, "since": task.since, "options": task.options}
+            messages.append({"task": facts, "common": shared})
+        return json.dumps({"tasks": messages, "own": self.inbox.write(own)}).encode()
+
+    def read_tasks(self, data: bytes) -> list[Task]:
+        """The tasks of a message."""
+        message = json.loads(data)
+        own = _numbered(self.inbox.read(message["own"]), len(message["tasks"]))
+
+        def state(number: int, part: str) -> State:
+            return self.common.read(message["tasks"][number]["common"][part]) | within(part, own[number])
+
+        return [
+            Task(received=state(number, "received"), private=state(number, "private"), **one["task"])
+            for number, one in enumerate(message["tasks"])
+        ]
+
+    def write_replies(self, replies: Sequence[Reply]) -> bytes:
+        """Replies as JSON; their tensors go into the outbox."""
+        tensors: State = {}
+        for number, reply in enumerate(replies):
+            tensors |= under(f"{number}/state", reply.state) | under(f"{number}/private", reply.private)
+        facts = [{"client": reply.client, "scalars": reply.scalars} for reply in replies]
+        return json.dumps({"replies": facts, "own": self.outbox.write(tensors)}).encode()
+
+    def read_replies(self, data: bytes) -> list[Reply]:
+        """The replies of a message, copied, so that the worker can go on."""
+        message = json.loads(data)
+        for reply in message["replies"]:
+            if "crash" in reply["scalars"]:
+                what = reply["scalars"]
+                raise WorkerError(f"Client {reply['client']} failed: {what['crash']}.", f"\n{what['trace']}")
+        copied = {name: view.clone() for name, view in self.outbox.read(message["own"]).items()}
+        own = _numbered(copied, len(message["replies"]))
+        return [
+            Reply(reply["client"], within("state", own[number]), within("private", own[number]), reply["scalars"])
+            for number, reply in enumerate(message["replies"])
+        ]
 
 
-def _read_task(data: bytes) -> Task:
-    state, scalars = from_bytes(data)
-    return Task(received=within("received", state), private=within("private", state), **scalars)
-
-
-def _write_reply(reply: Reply) -> bytes:
-    tensors: State = under("state", reply.state) | under("private", reply.private)
-    return to_bytes(tensors, {"client": reply.client, "scalars": reply.scalars})
-
-
-def _read_reply(data: bytes) -> Reply:
-    state, scalars = from_bytes(data)
-    found = scalars["scalars"]
-    if "crash" in found:
-        raise WorkerError(f"Client {scalars['client']} failed: {found['crash']}.", f"\n{found['trace']}")
-    return Reply(scalars["client"], within("state", state), within("private", state), found)
+def _numbered(state: State, count: int) -> list[State]:
+    """The tensors of each of several messages, by the number before their names."""
+    parts: list[State] = [{} for _ in range(count)]
+    for name, tensor in state.items():
+        number, _, rest = name.partition("/")
+        parts[int(number)][rest] = tensor
+    return parts

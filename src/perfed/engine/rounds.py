@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from perfed.core import rng
 from perfed.core.client import Client, Update
@@ -20,6 +20,7 @@ from perfed.core.server import Peer, Server, Slots
 from perfed.core.state import State, check, digest
 from perfed.data.federation import Federation
 from perfed.engine import evaluate, executors
+from perfed.engine.cohort import CohortWorker
 from perfed.engine.executors import Executor
 from perfed.engine.lastscores import LastScores
 from perfed.engine.ledger import Flops, Ledger
@@ -50,11 +51,14 @@ class Simulation:
         tamper: Callable[[Reply, int], Reply] | None = None,
         executor: Callable[[Worker], Executor] | None = None,
         cache_bytes: int = 256 << 20,
+        numerics: Literal["plain", "cohort"] = "plain",
     ) -> None:
         check_settings(settings)
         method.optimiser(Round(1, settings.rounds))  # refuses what no step can be made with
         self.settings, self.federation, self.method = settings, federation, method
-        self.worker = Worker(federation, net, method, settings.rounds, settings.seed)
+        self.numerics = numerics
+        kind = {"plain": Worker, "cohort": CohortWorker}[numerics]
+        self.worker = kind(federation, net, method, settings.rounds, settings.seed)
         self.plan = self.worker.plan
         self._watch, self._tamper = watch or (lambda _: None), tamper
         self.store = Store(directory, self._fingerprint(), cache_bytes)
@@ -213,7 +217,7 @@ class Simulation:
             "hyper-parameters": asdict(self.method),
             "partition": self.federation.sha256,
             "initial": digest(self.plan.initial),
-        }
+        } | ({} if self.numerics == "plain" else {"numerics": self.numerics})
         return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
     def _tell(self, t: int, doing: str, done: int, of: int) -> None:

@@ -16,6 +16,7 @@ from perfed.core.client import Client
 from perfed.core.fit import batches, pieces
 from perfed.core.method import Method, probabilities
 from perfed.core.plan import Plan, Round
+from perfed.core.prefix import Prefixes
 from perfed.core.state import Scalars, State
 from perfed.data.federation import Federation, Split
 from perfed.errors import StoreError, UpdateError
@@ -62,8 +63,17 @@ class Worker:
         self.federation, self.net, self.method = federation, net, method
         self.rounds, self.seed = rounds, seed
         self.plan = Plan(method, net, rounds)
+        self.prefixes = Prefixes()
         self._layout = _lay_out(net, federation.input_shape)
         self._tensors: Mapping[str, Tensor] = net.module.state_dict()
+
+    def jobs(self, tasks: Sequence[Task]) -> list[list[int]]:
+        """Which tasks, by their places, are done together; here each alone."""
+        return [[number] for number in range(len(tasks))]
+
+    def run_all(self, tasks: Sequence[Task]) -> list[Reply]:
+        """Do the tasks of one job."""
+        return [self.run(task) for task in tasks]
 
     def run(self, task: Task) -> Reply:
         """Do one task. What goes wrong with a client's own data or state is told in the reply."""
@@ -78,12 +88,8 @@ class Worker:
 
     def client(self, task: Task) -> Client:
         """The client of a task, its network filled with the initial, the received and its own private values."""
-        plan, down = self.plan, self.plan.download(task.t, task.since)
-        kept = plan.private(task.since)
-        bare = {name: True for name in plan.parts if not self._covered(name, task, down[name], kept[name])}
-        plan.place(self._tensors, bare, plan.initial)
-        plan.place(self._tensors, down, task.received)
-        plan.place(self._tensors, kept, task.private)
+        plan = self.plan
+        self.fill(self._tensors, task)
         rng.seed_torch(rng.derive(self.seed, f"torch/{task.op}", task.t, task.client))
         return Client(
             id=task.client,
@@ -95,7 +101,21 @@ class Worker:
             memory={name: tensor for name, tensor in task.private.items() if name not in plan.parts},
             seed=self.seed,
             num_clients=self.federation.num_clients,
+            prefixes=self.prefixes,
         )
+
+    def fill(self, tensors: Mapping[str, Tensor], task: Task) -> None:
+        """Write the network of a task's client: the initial, the received and its own private values."""
+        plan, down = self.plan, self.plan.download(task.t, task.since)
+        kept = plan.private(task.since)
+        bare = {name: True for name in plan.parts if not self._covered(name, task, down[name], kept[name])}
+        plan.place(tensors, bare, plan.initial)
+        plan.place(tensors, down, task.received)
+        plan.place(tensors, kept, task.private)
+
+    def round(self, t: int) -> Round:
+        """Round t of this run."""
+        return Round(t, self.rounds)
 
     def newcomer(self, client: int, t: int) -> Client:
         """A client that takes part for the first time in round t, with the network's first values."""

@@ -1,0 +1,236 @@
+"""Many clients in one batched step: a group's weights lie in one tensor, and a layer is one batched matrix product.
+
+    Z_i = X_i W_i^T + b_i    for all clients i of a group at once
+
+It is for networks of linear layers, where one client's step is too small to be worth a call, and for methods whose
+local rule is cross-entropy by phases. Sums run in another order than one client at a time, so this is a numeric mode of
+its own: equal to the plain one to 1e-5, not to the bit. Groups follow from the configuration and the order of clients
+alone, so the number of workers changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from perfed.core import rng
+from perfed.core.client import Meter
+from perfed.core.fit import Optimiser, Phase, batches, is_plain
+from perfed.core.method import Method
+from perfed.core.sgd import Sgd
+from perfed.core.state import State
+from perfed.data.federation import Federation
+from perfed.engine.worker import Reply, Task, Worker
+from perfed.errors import ConfigError, StoreError, UpdateError
+from perfed.nets.net import Net
+
+GROUP_BYTES = 8 << 20
+"""Weights of a group: about what a processor keeps near itself."""
+SAMPLE_WISE = (nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus)
+CURE = "Leave executor out, which computes one client at a time."
+
+
+def refuse(method: Method, net: Net) -> None:
+    """Refuse a method or network that cannot be computed as a cohort, saying why."""
+    cls = type(method)
+    if cls.train is not Method.train or cls.fit is not Method.fit or not is_plain(method.loss):
+        raise ConfigError(
+            f"executor = 'cohort' does not fit {cls.__name__}: a round is more than cross-entropy by phases.", CURE
+        )
+    odd = [m for m in net.modules_from(0) if type(m) not in (nn.Linear, nn.Flatten, *SAMPLE_WISE)]
+    if odd or any(True for _ in net.module.buffers()):
+        what = type(odd[0]).__name__ if odd else "a buffer"
+        raise ConfigError(
+            f"executor = 'cohort' is for networks of linear layers, and this one has {what}.",
+            "Take net = 'mlp', or leave executor out, which computes one client at a time.",
+        )
+
+
+class Layers(torch.autograd.Function):
+    """A linear layer of every client. Its gradients lie in memory as the weights do, which the fused step relies on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: D102
+        ctx.save_for_backward(x, weight)
+        turned = weight.transpose(1, 2)
+        return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+        x, weight = ctx.saved_tensors
+        below, own, bias = ctx.needs_input_grad
+        return (
+            torch.bmm(slope, weight) if below else None,
+            torch.bmm(slope.transpose(1, 2), x) if own else None,
+            slope.sum(1) if bias else None,
+        )
+
+
+@dataclass
+class Group:
+    """The clients of one batched step, the one with the most steps first."""
+
+    tasks: list[Task]
+    weights: State
+    """every tensor of the network, one row per client"""
+    x: Tensor
+    y: Tensor
+    starts: list[int]
+    sizes: list[int]
+    meters: list[Meter]
+
+
+class CohortWorker(Worker):
+    """Trains groups of clients at once; scores them as every worker does."""
+
+    def __init__(self, federation: Federation, net: Net, method: Method, rounds: int, seed: int) -> None:
+        refuse(method, net)
+        super().__init__(federation, net, method, rounds, seed)
+        model = sum(tensor.numel() * tensor.element_size() for tensor in self.plan.initial.values())
+        self.group_size = max(1, GROUP_BYTES // model)
+        self._linear = {id(module): path for path, module in net.module.named_modules()}
+        for phase in method.phases(self.newcomer(0, 1)):
+            _check(phase)
+
+    def jobs(self, tasks: Sequence[Task]) -> list[list[int]]:
+        """Neighbours train together; anything else is done one at a time."""
+        if not tasks or tasks[0].op != "train":
+            return super().jobs(tasks)
+        return [list(range(len(tasks)))[at : at + self.group_size] for at in range(0, len(tasks), self.group_size)]
+
+    def run_all(self, tasks: Sequence[Task]) -> list[Reply]:
+        """Train a group, or do a single task of another kind."""
+        if tasks[0].op != "train":
+            return super().run_all(tasks)
+        try:
+            return self._train_group(tasks)
+        except (UpdateError, StoreError) as error:  # one client's own state is bad: it alone must suffer
+            if len(tasks) == 1:
+                return [Reply(tasks[0].client, {}, {}, {"error": str(error), "seconds": 0.0})]
+            return [reply for task in tasks for reply in self.run_all([task])]
+
+    def _train_group(self, tasks: Sequence[Task]) -> list[Reply]:
+        started = time.perf_counter()
+        group = self._gather(tasks)
+        optimiser = self.method.optimiser(self.round(tasks[0].t))
+        for number, phase in enumerate(self.method.phases(self.client(tasks[0]))):
+            _check(phase)
+            self._train_phase(group, phase, optimiser, f"fit/{number}")
+        seconds = (time.perf_counter() - started) / len(tasks)
+        replies = {reply.client: reply for reply in self._replies(group, seconds)}
+        return [replies[task.client] for task in tasks]
+
+    def _gather(self, tasks: Sequence[Task]) -> Group:
+        """Lay the clients' networks and data side by side."""
+        ordered = sorted(tasks, key=lambda task: (-self.federation.size(task.client), task.client))
+        weights = {name: torch.empty(len(tasks), *first.shape) for name, first in self.plan.initial.items()}
+        for row, task in enumerate(ordered):
+            self.fill({name: stack[row] for name, stack in weights.items()}, task)
+        data, _ = self.federation.stacked([task.client for task in ordered], "train")
+        sizes = [self.federation.size(task.client) for task in ordered]
+        starts = [sum(sizes[:row]) for row in range(len(sizes))]
+        return Group(ordered, weights, data.x, data.y, starts, sizes, [Meter() for _ in tasks])
+
+    def _train_phase(self, group: Group, phase: Phase, optimiser: Optimiser, purpose: str) -> None:
+        if not phase.epochs:
+            return
+        trained = sorted(self.net.names(*phase.trains))
+        cut = self.net.reusable(phase.trains) if phase.reuse else 0
+        x = self._prefix(group, cut) if cut else group.x
+        schedule = self._schedule(group, phase.epochs, optimiser.batch_size, purpose)
+        moving = [group.weights[name] for name in trained]
+        steps: Sgd | None = None
+        suffix = self.net.modules_from(cut)
+        for index, share in schedule:
+            active = len(index)
+            now = [stack[:active] for stack in moving]
+            if steps is None or steps.parameters[0].shape[0] != active:
+                steps = self._narrowed(steps, optimiser, phase, now)
+            leaves = [stack.detach().requires_grad_() for stack in now]
+            held = {name: stack[:active] for name, stack in group.weights.items()} | dict(
+                zip(trained, leaves, strict=True)
+            )
+            batch = x[index.flatten()].view(*index.shape, *x.shape[1:])
+            with torch.enable_grad():
+                logits = self._forward(suffix, batch, held)
+                losses = F.cross_entropy(logits.flatten(0, 1), group.y[index.flatten()], reduction="none")
+                gradients = torch.autograd.grad(losses, leaves, share.flatten())
+            with torch.no_grad():
+                steps.move(steps.parameters, list(gradients))
+        trainable = sum(self.plan.initial[name].numel() for name in trained)
+        for meter, size in zip(group.meters, group.sizes, strict=True):
+            meter.prefix_samples += size if cut else 0
+            meter.enter(size * phase.epochs, -(-size // optimiser.batch_size) * phase.epochs, trainable)
+
+    def _schedule(self, group: Group, epochs: int, size: int, purpose: str) -> list[tuple[Tensor, Tensor]]:
+        """For every step the rows of each active client's batch and their weights in its loss; gaps weigh nothing.
+
+        Clients are in order of their steps, so those that are still active are always the first ones.
+        """
+        orders: list[list[Tensor]] = []
+        for task, start, n in zip(group.tasks, group.starts, group.sizes, strict=True):
+            source = rng.generator(self.seed, purpose, task.t, task.client)
+            own = [index + start for _ in range(epochs) for index in batches(n, size, source, whole=False)]
+            orders.append(own)
+        steps = []
+        for step in range(len(orders[0])):
+            rows = [own[step] for own in orders if step < len(own)]
+            counts = torch.tensor([len(row) for row in rows])
+            index = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+            inside = torch.arange(index.shape[1]) < counts.unsqueeze(1)
+            steps.append((index, inside / counts.unsqueeze(1)))
+        return steps
+
+    def _narrowed(self, steps: Sgd | None, optimiser: Optimiser, phase: Phase, now: list[Tensor]) -> Sgd:
+        """The optimiser of the clients that are still active, with their velocities."""
+        fresh = optimiser.over(now, phase.lr)  # type: ignore[arg-type]
+        if steps is not None:
+            fresh.inherit(steps)
+        return fresh
+
+    @torch.no_grad()
+    def _prefix(self, group: Group, cut: int) -> Tensor:
+        """The output of the frozen layers for every sample, client after client."""
+        prefix = self.net.modules_from(0)[: -len(self.net.modules_from(cut))]
+        parts = []
+        for row, (start, size) in enumerate(zip(group.starts, group.sizes, strict=True)):
+            own = {name: stack[row : row + 1] for name, stack in group.weights.items()}
+            parts.append(self._forward(prefix, group.x[start : start + size].unsqueeze(0), own).squeeze(0))
+        return torch.cat(parts)
+
+    def _forward(self, modules: Sequence[nn.Module], x: Tensor, weights: State) -> Tensor:
+        """The modules one after another, for (clients, samples, ...) at once."""
+        for module in modules:
+            if isinstance(module, nn.Linear):
+                path = self._linear[id(module)]
+                x = Layers.apply(x, weights[f"{path}.weight"], weights.get(f"{path}.bias"))  # type: ignore[no-untyped-call]
+            else:
+                x = x.flatten(2) if isinstance(module, nn.Flatten) else module(x)
+        return x
+
+    def _replies(self, group: Group, seconds: float) -> list[Reply]:
+        found = []
+        for row, task in enumerate(group.tasks):
+            weights = {name: stack[row] for name, stack in group.weights.items()}
+            kept = self.plan.pick(weights, self.plan.private(task.t))
+            memory = {name: tensor for name, tensor in task.private.items() if name not in self.plan.parts}
+            scalars = {
+                "weight": float(group.sizes[row]),
+                "extra": {},
+                "meter": asdict(group.meters[row]),
+                "seconds": seconds,
+            }
+            state = self.plan.pick(weights, self.plan.travels(task.t))
+            found.append(Reply(task.client, state, {k: v.clone() for k, v in kept.items()} | memory, scalars))
+        return found
+
+
+def _check(phase: Phase) -> None:
+    if phase.loss or phase.after_epoch or phase.after_step or phase.features is not None:
+        raise ConfigError("executor = 'cohort' does not fit this method: a phase has a loss or hooks of its own.", CURE)

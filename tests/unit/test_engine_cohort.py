@@ -1,0 +1,128 @@
+"""Many clients in one batched step: the plain computation to 1e-5, the same bits for any number of workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perfed import nets
+from perfed.core import registry
+from perfed.data import Federation, federate
+from perfed.engine import cohort
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Settings
+from perfed.errors import ConfigError, StoreError
+from perfed.nets.net import Net
+from tests.conftest import small_net
+
+FITTING: dict[str, dict[str, Any]] = {
+    "anti": {"unfreeze": (0, 2), "finetune_epochs": 1},
+    "fedavg": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "fedbabu": {"finetune_epochs": 1},
+    "fedper": {"epochs": 2},
+    "fedrep": {"head_epochs": 3, "momentum": 0.5},
+    "lgfedavg": {},
+    "local": {},
+}
+
+
+@pytest.fixture(scope="module")
+def uneven() -> Federation:
+    """Twelve clients of very different sizes, so that some have finished when others have not."""
+    return federate("digits", clients=12, split="dirichlet:0.3", seed=1)
+
+
+def run(name: str, federation: Federation, numerics: Any, net: Net | None = None, **simulation: Any) -> Simulation:
+    method = registry.make(name, **{"lr": 0.05, **FITTING.get(name, {})})
+    settings = Settings(rounds=3, fraction=0.5, new=False)
+    made = Simulation(
+        federation, method.build(net or small_net(federation)), method, settings, numerics=numerics, **simulation
+    )
+    made.run()
+    return made
+
+
+@pytest.mark.parametrize("name", list(FITTING))
+def test_a_cohort_computes_what_its_clients_compute(
+    name: str, uneven: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cohort, "GROUP_BYTES", 4 * 6000)  # groups of four, and one of two
+    a = run(name, uneven, "cohort", directory=tmp_path / "a")
+    b = run(name, uneven, "plain", directory=tmp_path / "b")
+    for key, tensor in a.server.state.items():
+        torch.testing.assert_close(tensor, b.server.state[key], rtol=0, atol=1e-5)
+    assert a.ledger.totals() | {"seconds": 0} == b.ledger.totals() | {"seconds": 0}
+    assert a.history[-1]["local.mean"] == pytest.approx(b.history[-1]["local.mean"], abs=0.02)
+    states = []
+    for made in (a, b):
+        from perfed.engine.store import Store
+
+        with Store(made.store.directory, made._fingerprint()) as store:
+            states.append([store.client(client) for client in range(12)])
+    for (since, own), (plain_since, plain) in zip(*states, strict=True):
+        assert since == plain_since
+        assert own.keys() == plain.keys()
+        for key, tensor in own.items():
+            torch.testing.assert_close(tensor, plain[key], rtol=0, atol=1e-5)
+
+
+def test_the_same_bits_for_any_number_of_workers_and_after_a_stop(
+    uneven: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cohort, "GROUP_BYTES", 4 * 6000)
+    method = registry.make("fedrep", lr=0.05, head_epochs=2)
+
+    def start(**simulation: Any) -> Simulation:
+        settings = Settings(rounds=3, fraction=0.5, new=False)
+        return Simulation(uneven, small_net(uneven), method, settings, numerics="cohort", **simulation)
+
+    whole = start().run()
+    assert whole is not None
+    for workers in (2, 3):
+        pooled = start(workers=workers).run()
+        assert pooled is not None
+        assert pooled.state_sha256 == whole.state_sha256
+        assert pooled.metrics == whole.metrics
+    start(directory=tmp_path).run(stop_after=1)
+    resumed = start(directory=tmp_path, workers=2).run()
+    assert resumed is not None
+    assert resumed.state_sha256 == whole.state_sha256
+    with pytest.raises(StoreError, match="another configuration"):
+        Simulation(
+            uneven,
+            small_net(uneven),
+            method,
+            Settings(rounds=3, fraction=0.5, new=False),
+            directory=tmp_path,
+            numerics="plain",
+        )
+
+
+def test_groups_depend_on_the_networks_size(digits: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = cohort.CohortWorker(digits, small_net(digits), registry.make("fedavg"), 1, 0)
+    model = 4 * sum(tensor.numel() for tensor in worker.plan.initial.values())
+    assert worker.group_size == cohort.GROUP_BYTES // model
+    monkeypatch.setattr(cohort, "GROUP_BYTES", 1)
+    assert cohort.CohortWorker(digits, small_net(digits), registry.make("fedavg"), 1, 0).group_size == 1
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedprox", "scaffold", "apfl", "pfedme", "cd2pfed", "fedbsd", "perfedavg"])
+def test_a_method_with_another_rule_is_refused(name: str, digits: Federation) -> None:
+    with pytest.raises(ConfigError, match="cohort") as raised:
+        run(name, digits, "cohort")
+    assert "executor" in raised.value.cure
+
+
+def test_a_network_with_convolutions_is_refused(digits: Federation) -> None:
+    large = federate("digits", clients=6, split="classes:2", seed=0, min_size=28)
+    with pytest.raises(ConfigError, match="Conv2d"):
+        run("fedavg", large, "cohort", nets.build("lenet5", large.input_shape, large.num_classes))
+
+
+def test_dropout_is_refused(digits: Federation) -> None:
+    net = nets.build("mlp", digits.input_shape, digits.num_classes, dropout=0.5)
+    with pytest.raises(ConfigError, match="Dropout"):
+        run("fedavg", digits, "cohort", net)
