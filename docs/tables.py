@@ -3,7 +3,7 @@
     python docs/tables.py            fill the marked places in README.md and docs/, write docs/reproductions/
     python docs/tables.py --check    fail if a page is not what results/ says
 
-A place is marked by `<!-- results:NAME -->` and `<!-- end -->`; NAME is `demo` or a recipe.
+A place is marked by `<!-- results:NAME -->` and `<!-- end -->`; NAME is `demo`, `flower` or a recipe.
 """
 
 from __future__ import annotations
@@ -68,7 +68,28 @@ def side_by_side(found: dict[str, Any]) -> str:
     )
 
 
-OWN = {"demo": leaderboard, "bench": side_by_side}
+def flower(found: dict[str, Any]) -> str:
+    """What Flower costs per round, and what goes over the wire."""
+    lines = ["| engine | clients | s per round | beside one process |", "|---|---:|---:|---:|"]
+    for clients, row in found.get("simulated", {}).items():
+        local, there = row["local_seconds"], row["flower_seconds"]
+        lines.append(f"| simulation | {clients} | {there:.2f} | {there / local:.1f} x |")
+    if wire := found.get("deployed"):
+        local, there = wire["local_seconds_per_round"], wire["seconds_per_round"]
+        lines.append(f"| deployment | 3 | {there:.1f} | {there / local:.1f} x |")
+    text = "\n".join(lines)
+    if wire:
+        counted = wire["ledger_bytes"] + wire["scoring_bytes"]
+        text += (
+            f"\n\nBytes on the wire of the deployment, TLS and all, over {wire['rounds']} rounds with the CNN:"
+            f" {wire['wire_bytes'] / 1e6:.1f} MB, {wire['ratio']:.3f} times the {counted / 1e6:.1f} MB of the messages"
+            f" (the ledger's {wire['ledger_bytes'] / 1e6:.1f} MB and the models that were sent to be scored)."
+        )
+    made = "Made by `benchmarks/flower.py` on two busy cores, where only ratios count; results/flower.json, torch"
+    return f"{text}\n\n{made} {found['versions']['torch']}."
+
+
+OWN = {"demo": leaderboard, "bench": side_by_side, "flower": flower}
 
 
 def reproduction(name: str, found: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from perfed.errors import ConfigError, unknown
 
 CHOICES = ("data", "net", "method")
 """Words whose value is a name, or a table with a name and options."""
-INDIFFERENT = ("workers", "out", "data_dir")
+INDIFFERENT = ("workers", "engine", "out", "data_dir")
 """Words that change no result."""
 GIVEN = "python:"
 """Begins the name of an object that was given in Python and cannot be made from its name."""
@@ -56,6 +56,7 @@ class Config(BaseModel):
         "plain", description="plain, or cohort: groups of small networks in one step, to 1e-5"
     )
     workers: int = Field(1, ge=1, le=1024, description="processes that compute")
+    engine: Literal["local", "flower"] = Field("local", description="who computes: this machine, or Flower on Ray")
     out: str | None = Field(None, description="directory of the run")
 
     def words(self) -> dict[str, Any]:
@@ -116,10 +117,15 @@ def read(path: Path | str) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"The file {path} cannot be read: {error}.", "Give a TOML file in UTF-8.") from None
+    return parse(text, f"The file {path}")
+
+
+def parse(text: str, what: str = "The configuration") -> dict[str, Any]:
+    """The words of a TOML text."""
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise ConfigError(f"The file {path} is not TOML: {error}.", "Correct it at the place named.") from None
+        raise ConfigError(f"{what} is not TOML: {error}.", "Correct it at the place named.") from None
 
 
 def load(path: Path | str) -> Config:

@@ -6,7 +6,8 @@ docs/errors.md lists them; the command line prints them in one or two lines, nev
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 class PerfedError(Exception):
@@ -63,6 +64,19 @@ class UpdateError(PerfedError):
     """What a client sent is not what its method declares."""
 
     code = "E500"
+
+
+class QuorumError(PerfedError):
+    """Too few clients sent a good update for a round to count."""
+
+    code = "E502"
+
+    def __init__(self, t: int, arrived: int, asked: int, faults: Sequence[Mapping[str, Any]] = ()) -> None:
+        why = " ".join(str(fault["reason"]) for fault in faults)
+        super().__init__(
+            f"Round {t} has {arrived} good updates of {asked}, which is below the quorum. {why}",
+            f"Bring the clients back and start the same run again: it goes on at round {t}.",
+        )
 
 
 class ExtraError(PerfedError):

@@ -85,7 +85,12 @@ def begin(prepared: Prepared, *, watch: Watcher | None = None) -> Result:
 
 def finish(prepared: Prepared, directory: Path, *, watch: Watcher | None = None) -> Result:
     """Run what is left of the rounds and write the result."""
-    outcome = prepared.simulation(directory, watch, prepared.config.workers).run()
+    if prepared.config.engine == "flower":
+        from perfed.flower.simulate import simulate
+
+        outcome = simulate(prepared, lambda make: prepared.simulation(directory, watch, executor=make).run())
+    else:
+        outcome = prepared.simulation(directory, watch, prepared.config.workers).run()
     assert outcome is not None
     result = Result.of(outcome, directory, prepared)
     result.write()

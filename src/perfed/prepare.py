@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,18 +38,19 @@ class Prepared:
         names = [field.name for field in dataclasses.fields(Settings)]
         return Settings(**{name: getattr(self.config, name) for name in names})
 
-    def simulation(self, directory: Path, watch: Watcher | None = None, workers: int = 1) -> Simulation:
+    def simulation(self, directory: Path, watch: Watcher | None = None, workers: int = 1, **others: Any) -> Simulation:
         """The run in this directory, from where it stands."""
-        net = first_weights(self.config, self.net, self.method)
+        net, settings = first_weights(self.config, self.net, self.method), self.settings
         return Simulation(
             self.federation,
             net,
             self.method,
-            self.settings,
+            settings,
             directory=directory,
             workers=workers,
             watch=watch,
             numerics=self.config.executor,
+            **others,
         )
 
     def keep_initial(self, directory: Path) -> None:

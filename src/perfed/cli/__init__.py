@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perfed.cli import datasets, looking, reproducing, running
+from perfed.cli import datasets, looking, reproducing, running, sites
 from perfed.cli.failures import Commands
 
 app = typer.Typer(
@@ -47,6 +47,8 @@ app.command("methods")(looking.methods)
 app.command("recipes")(reproducing.recipes)
 app.command("reproduce")(reproducing.reproduce)
 app.add_typer(datasets.app, name="data")
+app.add_typer(sites.site, name="site")
+app.add_typer(sites.coordinator, name="coordinator")
 
 
 def main() -> None:

@@ -119,6 +119,10 @@ class Method:
         plan = server.plan
         return plan.pick(server.state, plan.download(round.t, peer.since))
 
+    def offers(self, server: Server, round: Round) -> State:
+        """What a download may hold beside all that `send` makes of the first state: right names, shapes and types."""
+        return {}
+
     def schema(self, server: Server, round: Round) -> State:
         """What an update must look like: tensors of the right names, shapes and types."""
         return server.plan.pick(server.plan.initial, server.plan.travels(round.t))

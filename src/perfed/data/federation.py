@@ -86,6 +86,7 @@ class Federation:
         client_names: Sequence[str] | None = None,
         unseen: int = 0,
         external: tuple[Tensor, Tensor] | None = None,
+        alone: int | None = None,
     ) -> None:
         self._x, self._y = x, y
         self.num_clients = num_clients
@@ -103,8 +104,9 @@ class Federation:
             self._rows[part] = torch.from_numpy(rows)
             counts = np.bincount(owner[rows], minlength=num_clients)
             self._offsets[part] = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        here = np.arange(num_clients) if alone is None else np.array([alone])  # alone: no other client's data is here
         for part in ("train", "test"):
-            if len(empty := np.flatnonzero(self.sizes(part) == 0)):
+            if len(empty := here[self.sizes(part)[here] == 0]):
                 raise SplitError(
                     f"Client {empty[0]} would have no {part} samples ({len(empty)} of {num_clients}).",
                     "Give fewer clients or more data.",
@@ -195,6 +197,16 @@ class Federation:
             digest.update(self._offsets[part].astype("<i8").data)
             digest.update(self._rows[part].numpy().astype("<i8").data)
         return digest.hexdigest()
+
+    def placed(self, client: int, clients: int, classes: Sequence[str]) -> Federation:
+        """The one client of this federation as one of many, the data of whom is elsewhere, with all their classes."""
+        if strange := [name for name in self.classes if name not in classes]:
+            raise SplitError(f"The class {strange[0]!r} is not among those agreed on.", "Begin a new run.")
+        number = torch.tensor([classes.index(name) for name in self.classes])
+        owners = {part: np.full(len(self._y), -1, np.int64) for part in PARTS}
+        for part, owner in owners.items():
+            owner[self.rows(0, part).numpy()] = client
+        return Federation(self._x, number[self._y], owners, clients, classes, alone=client)
 
     def write_assignment(self, path: Path | str) -> None:
         """Write who has what as CSV with the columns index, client, part: what split = 'file:PATH' reads."""

@@ -45,7 +45,7 @@ def estimate(net: Net, method: Method, rounds: int, sizes: Sequence[int]) -> Cos
 
     `net` is what `method.build` made. A method that trains by other means than its phases is refused.
     """
-    worker = Worker(_blank(net, sizes), net.clone(), method, rounds, seed=0)
+    worker = Worker(blank(net.input_shape, net.num_classes, sizes), net.clone(), method, rounds, seed=0)
     plan = worker.plan
     server = Server(method.start(net, len(sizes), plan.initial), plan, len(sizes))
     flops = Flops(worker)
@@ -100,12 +100,12 @@ def _compare(method: Method, done: Meter, counted: Meter) -> None:
         )
 
 
-def _blank(net: Net, sizes: Sequence[int]) -> Federation:
+def blank(shape: tuple[int, ...], classes: int, sizes: Sequence[int]) -> Federation:
     """Clients with so many blank images each, which take no memory, of all classes in turn."""
     clients = np.arange(len(sizes))
     train = np.concatenate([np.repeat(clients, sizes), np.full(len(sizes), -1)])
     test = np.concatenate([np.full(sum(sizes), -1), clients])
     owners = {"train": train, "val": np.full(len(train), -1), "test": test}
-    x = torch.zeros((1, *net.input_shape), dtype=torch.uint8).expand(len(train), *net.input_shape)
-    y = torch.arange(len(train)) % net.num_classes
-    return Federation(x, y, owners, len(sizes), [str(c) for c in range(net.num_classes)])
+    x = torch.zeros((1, *shape), dtype=torch.uint8).expand(len(train), *shape)
+    y = torch.arange(len(train)) % classes
+    return Federation(x, y, owners, len(sizes), [str(c) for c in range(classes)])

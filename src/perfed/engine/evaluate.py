@@ -74,7 +74,7 @@ def per_client(states: Sequence[State], stage: str) -> list[float]:
 
 def ensemble_accuracy(total: Tensor, y: Tensor) -> float:
     """The accuracy of the clients' summed probabilities: the client is unknown, all of them vote."""
-    return float((total.argmax(dim=1) == y).double().mean())
+    return float((total.argmax(dim=1) == y).double().mean()) if len(total) else float("nan")
 
 
 def best_validation(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ from perfed.engine.scoring import Scoring
 from perfed.engine.settings import Outcome, Progress, Settings, Watcher, check_settings
 from perfed.engine.store import Store
 from perfed.engine.worker import Operation, Reply, Task, Worker
-from perfed.errors import UpdateError
+from perfed.errors import QuorumError, UpdateError
 from perfed.nets.net import Net
 
 HEAVIEST = 1e12
@@ -50,6 +50,8 @@ class Simulation:
         watch: Watcher | None = None,
         tamper: Callable[[Reply, int], Reply] | None = None,
         executor: Callable[[Worker], Executor] | None = None,
+        sites: bool = False,
+        quorum: float = 0.0,
         cache_bytes: int = 256 << 20,
         numerics: Literal["plain", "cohort"] = "plain",
     ) -> None:
@@ -61,10 +63,15 @@ class Simulation:
         self.worker = kind(federation, net, method, settings.rounds, settings.seed)
         self.plan = self.worker.plan
         self._watch, self._tamper = watch or (lambda _: None), tamper
+        self._sites = sites  # private states stay with the clients; the store has their sums
+        self._quorum = quorum  # the share of a round's clients without whose updates there is no round
         self.store = Store(directory, self._fingerprint(), cache_bytes)
         self.flops = Flops(self.worker)
         last = LastScores(method, lambda: self.server.state)
-        self.scoring = Scoring(federation, method, settings, self.plan, last, self._task, self._compute)
+        self.scoring = Scoring(
+            *(federation, method, settings, self.plan, last, self._task, self._compute, self._blame),
+            together=lambda: not getattr(self.executor, "apart", False),
+        )
         self.ledger = Ledger()
         self.history: list[dict[str, Any]] = []
         self.faults: list[dict[str, Any]] = []
@@ -101,28 +108,29 @@ class Simulation:
         replies = self._compute(tasks, t, "training")
         if self._tamper:
             replies = [self._tamper(reply, t) for reply in replies]
-        updates, faults, entries = [], [], {}
+        updates, entries, before = [], {}, len(self.faults)
         for task, reply in zip(tasks, replies, strict=True):
             try:
                 updates.append(self._accept(reply, task.client, round))
             except UpdateError as error:
-                faults.append({"t": t, "client": task.client, "reason": str(error)})
+                self._blame(t, task.client, str(error))
                 continue
             entries[str(task.client)] = self.ledger.enter(task, reply, self.flops.of(task), self.worker.net)
-            self.store.put_client(task.client, t, reply.private)
+            self.store.put_client(task.client, t, reply.private, reply.kept)
+        if len(updates) < self._quorum * len(cohort):
+            raise QuorumError(t, len(updates), len(cohort), self.faults[before:])
         if updates:
             self.server.state = self.method.combine(self.server, updates, round)
             self.store.put_server(t, self.server.state)
             for client, state in self.server.slots.written.items():
                 self.store.put_slot(client, t, state)
-        self.faults += faults
-        record: dict[str, Any] = {"cohort": cohort, "clients": entries, "faults": faults}
+        record: dict[str, Any] = {"cohort": cohort, "clients": entries}
         if self.settings.due(t):
             record["metrics"] = self.scoring.evaluate(t)
             self.history.append(record["metrics"])
             self._metrics = {k: v for k, v in record["metrics"].items() if isinstance(v, float)}
         self.ledger.seconds += time.perf_counter() - started
-        record["ledger"] = self.ledger.totals()
+        record |= {"ledger": self.ledger.totals(), "faults": self.faults[before:]}
         self.store.commit(t, record)
         self.server.slots.written.clear()
         self._tell(t, "done", 1, 1)
@@ -183,7 +191,7 @@ class Simulation:
         since, private = self.store.client(client)
         peer = Peer(client, since, learns=op == "train" or not options.get("seen", True))
         received = self.method.send(self.server, peer, Round(t, self.settings.rounds))
-        return Task(op, client, t, since, received, private, options)
+        return Task(op, client, t, since, received, private, options, self.store.kept(client) if self._sites else None)
 
     def _compute(self, tasks: Sequence[Task], t: int, doing: str) -> list[Reply]:
         finished = 0
@@ -197,7 +205,8 @@ class Simulation:
 
     def _accept(self, reply: Reply, client: int, round: Round) -> Update:
         """A client's update if it is what its method declares; otherwise an error that names the client."""
-        sender = f"Client {client}"
+        names = self.federation.client_names
+        sender = f"Client {client} ({names[client]})" if names else f"Client {client}"
         if reply.error:
             raise UpdateError(f"{sender} failed: {reply.error}")
         if reply.client != client:
@@ -207,7 +216,12 @@ class Simulation:
             raise UpdateError(f"{sender} sent the weight {weight!r}; a positive number of samples is accepted.")
         self.method.verify(self.server, reply.state, sender, round)
         check(reply.private, reply.private, f"{sender} (in what it keeps)")
+        if (reply.kept is None) == self._sites:
+            raise UpdateError(f"{sender} {'kept no' if self._sites else 'did not send its'} private state.")
         return Update(client, reply.state, float(weight), reply.scalars.get("extra", {}))
+
+    def _blame(self, t: int, client: int, reason: str) -> None:
+        self.faults.append({"t": t, "client": client, "reason": reason})
 
     def _fingerprint(self) -> str:
         """What must be the same for a run to be continued: every setting, the partition and the first weights."""

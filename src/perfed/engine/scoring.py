@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from perfed.data.federation import Federation
 from perfed.engine import evaluate
 from perfed.engine.lastscores import LastScores
 from perfed.engine.settings import Settings
-from perfed.engine.stacking import stackable, stacked, unstacked
+from perfed.engine.stacking import members, stackable, stacked, unstacked
 from perfed.engine.worker import Operation, Reply, Task
 from perfed.errors import UpdateError
 
@@ -34,6 +34,9 @@ class Scoring:
     memory: LastScores
     task: Callable[..., Task]
     compute: Callable[[Sequence[Task], int, str], list[Reply]]
+    blame: Callable[[int, int, str], None]
+    together: Callable[[], bool] = lambda: True
+    """whether one task may score several clients; not where each client is a machine of its own"""
 
     def evaluate(self, t: int) -> dict[str, Any]:
         """All that is reported after round t."""
@@ -41,7 +44,8 @@ class Scoring:
         when = self.settings.adapt
         adapt = self.method.adapts and (when == "always" or (when == "final" and final))
         participants = list(self.federation.participants)
-        states = self._measure(participants, t, seen=True, adapt=adapt)
+        measured = self._measure(participants, t, seen=True, adapt=adapt)
+        participants, states = list(measured), list(measured.values())
         stage = "after" if adapt else "before"
         metrics: dict[str, Any] = {f"local.{k}": v for k, v in evaluate.scores(states, stage).items()}
         if adapt:
@@ -72,33 +76,41 @@ class Scoring:
         unseen = list(self.federation.unseen)
         if unseen:
             states = self._measure(unseen, t, seen=False, adapt=True)
-            found |= {f"unseen.{k}": v for k, v in evaluate.scores(states, "after").items()}
+            found |= {f"unseen.{k}": v for k, v in evaluate.scores(list(states.values()), "after").items()}
         return found
 
-    def _measure(self, clients: Sequence[int], t: int, *, seen: bool, adapt: bool) -> list[State]:
-        """Score clients, in pieces, so that memory does not grow with the federation."""
-        together = seen and not adapt and stackable(self.method)
+    def _measure(self, clients: Sequence[int], t: int, *, seen: bool, adapt: bool) -> dict[int, State]:
+        """Score clients, in pieces, so that memory does not grow with the federation; who cannot be is named."""
+        together = seen and not adapt and self.together() and stackable(self.method)
         piece = 1024 if together else 64
-        states: list[State] = []
+        states: dict[int, State] = {}
         for start in range(0, len(clients), piece):
             some = clients[start : start + piece]
             tasks = [self.task("evaluate", client, t, seen=seen, adapt=adapt) for client in some]
             if together:
                 tasks = list(stacked(tasks, self.plan, self.federation))
-            states += self._scores(tasks, t, lasting=seen and not adapt)
+            states |= self._scores(tasks, t, lasting=seen and not adapt)
+        if not states:
+            raise UpdateError(f"No client could be scored in round {t}.", "Look at what the clients say.")
         return states
 
-    def _scores(self, tasks: Sequence[Task], t: int, *, lasting: bool) -> Iterator[State]:
+    def _scores(self, tasks: Sequence[Task], t: int, *, lasting: bool) -> dict[int, State]:
         """What the tasks find; those whose client is as it was when it was last scored are not computed again."""
         known = [self.memory.recall(task) if lasting else None for task in tasks]
         due = [task for task, state in zip(tasks, known, strict=True) if state is None]
         replies = iter(self.compute(due, t, "scoring") if due else [])
+        states: dict[int, State] = {}
         for task, before in zip(tasks, known, strict=True):
-            yield from unstacked(task, self._fresh(task, next(replies), lasting) if before is None else before)
+            found = self._fresh(task, next(replies), lasting) if before is None else before
+            if found is not None:
+                states |= dict(zip(members(task), unstacked(task, found), strict=True))
+        return states
 
-    def _fresh(self, task: Task, reply: Reply, lasting: bool) -> State:
+    def _fresh(self, task: Task, reply: Reply, lasting: bool) -> State | None:
         if reply.error:
-            raise UpdateError(f"Client {reply.client} could not be scored: {reply.error}")
+            for client in members(task):
+                self.blame(task.t, client, f"Client {client} could not be scored: {reply.error}")
+            return None
         if lasting:
             self.memory.keep(task, reply.state)
         return reply.state
@@ -109,7 +121,10 @@ class Scoring:
         for start in range(0, len(clients), 8):
             adapt = self.method.adapts and self.settings.adapt != "never"
             tasks = [self.task(op, client, t, adapt=adapt) for client in clients[start : start + 8]]
-            for reply in self.compute(tasks, t, "voting"):
+            for task, reply in zip(tasks, self.compute(tasks, t, "voting"), strict=True):
+                if reply.error:
+                    self.blame(t, task.client, f"Client {task.client} could not vote: {reply.error}")
+                    continue
                 votes = reply.state["probabilities"].double()
                 total = votes if not len(total) else total + votes
         return evaluate.ensemble_accuracy(total, y)

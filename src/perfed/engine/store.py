@@ -12,12 +12,14 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
 from perfed.core.state import State, digest, from_bytes, to_bytes, unsealed
+from perfed.engine.worker import Kept
 from perfed.errors import PerfedError, StoreError
 
 FILE = "run.db"
@@ -35,6 +37,7 @@ class Store:
         self.directory = directory
         self._lock = _lock(directory) if directory else None
         self._pending: dict[tuple[str, int], tuple[int, State]] = {}
+        self._elsewhere: dict[int, str] = {}
         self._cache = _Cache(cache_bytes)
         with ExitStack() as undo:
             undo.callback(self.unlock)
@@ -66,6 +69,15 @@ class Store:
         """The last round a client took part in, and what it kept; (0, nothing) if it never did."""
         return self._get("client", client) or NEVER
 
+    def kept(self, client: int) -> Kept:
+        """The sums of a private state that the client itself keeps: as it is now, and as it was committed."""
+        with self._guard():
+            row = self._db.execute(
+                "select since, sha from states where kind = 'client' and id = ?", (client,)
+            ).fetchone()
+        committed = Kept(row[1], row[0], row[1]) if row else Kept()
+        return replace(committed, sha=self._elsewhere.get(client, committed.sha))
+
     def slot(self, client: int) -> State:
         """What the server remembers about a client."""
         return (self._get("slot", client) or NEVER)[1]
@@ -95,9 +107,11 @@ class Store:
 
     # Writing
 
-    def put_client(self, client: int, since: int, state: State) -> None:
-        """Keep a client's private state until the round is committed."""
+    def put_client(self, client: int, since: int, state: State, sha: str | None = None) -> None:
+        """Keep a client's private state until the round is committed; only its sum, if the client has the state."""
         self._pending["client", client] = (since, state)
+        if sha is not None:
+            self._elsewhere[client] = sha
 
     def put_slot(self, client: int, t: int, state: State) -> None:
         """Keep the server's memory of a client until the round is committed."""
@@ -110,10 +124,12 @@ class Store:
     def discard(self) -> None:
         """Forget what was not committed."""
         self._pending.clear()
+        self._elsewhere.clear()
 
     def commit(self, t: int, record: dict[str, Any]) -> None:
         """Make a round visible: all its states and its record together."""
-        sums = {key: _sum(state) for key, (_, state) in self._pending.items()}
+        sums = {key: fingerprint(state) for key, (_, state) in self._pending.items()}
+        sums |= {("client", client): sha for client, sha in self._elsewhere.items()}
         named = {f"{kind}/{id}": sums[kind, id] for kind, id in sorted(sums)}
         text = json.dumps(record | {"t": t, "states": named}, sort_keys=True)
         chain = _link(self._chain, text)
@@ -121,7 +137,8 @@ class Store:
             self._db.execute("begin immediate")
             try:
                 for (kind, id), (since, state) in self._pending.items():
-                    row = (kind, id, since, sums[kind, id], to_bytes(state))
+                    away = kind == "client" and id in self._elsewhere
+                    row = (kind, id, since, sums[kind, id], None if away else to_bytes(state))
                     self._db.execute("insert or replace into states values (?, ?, ?, ?, ?)", row)
                 self._db.execute("insert into rounds values (?, ?, ?)", (t, text, chain))
                 self._db.execute("commit")
@@ -132,7 +149,7 @@ class Store:
         self._chain = chain
         for (kind, id), held in self._pending.items():
             self._cache.put((kind, id), held)
-        self._pending.clear()
+        self.discard()
 
     def unlock(self) -> None:
         """Let go of the directory: a forked worker must not keep it when the run itself is killed."""
@@ -163,8 +180,10 @@ class Store:
         if row is None:
             return None
         since, sha, blob = row
+        if blob is None:  # the client has it
+            return since, {}
         state, _ = from_bytes(blob)
-        if _sum(state) != sha:
+        if fingerprint(state) != sha:
             raise StoreError(f"The {kind} state {id} in {self._where} is damaged.", _CURE)
         self._cache.put((kind, id), (since, state))
         return since, state
@@ -238,7 +257,7 @@ def _bytes(state: State) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
-def _sum(state: State) -> str:
+def fingerprint(state: State) -> str:
     """The digest of a state; if some of it is sealed, followed by the digest of the rest, which equal runs share."""
     rest = unsealed(state)
     return digest(state) if len(rest) == len(state) else f"{digest(state)}/{digest(rest)}"

@@ -28,6 +28,15 @@ Operation = Literal["train", "evaluate", "new", "external"]
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What is known of a private state that lies with its client: its sum, and the last committed round and sum."""
+
+    sha: str = ""
+    round: int = 0
+    committed: str = ""
+
+
+@dataclass(frozen=True)
 class Task:
     """Work on one client: what it is, when, what the client received and what it remembers."""
 
@@ -38,6 +47,8 @@ class Task:
     received: State
     private: State
     options: Scalars = field(default_factory=dict)
+    kept: Kept | None = None
+    """instead of `private`, where the client itself keeps that"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,8 @@ class Reply:
     state: State
     private: State
     scalars: Scalars
+    kept: str | None = None
+    """the sum of a private state that stays with its client, instead of the state"""
 
     @property
     def error(self) -> str | None:

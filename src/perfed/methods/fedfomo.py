@@ -122,6 +122,11 @@ class FedFomo(Method):
             offered |= under(f"model{number}", within("model", server.slots[other]))
         return offered
 
+    def offers(self, server: Server, round: Round) -> State:
+        """Up to M - 1 models."""
+        models = [under(f"model{number}", server.plan.initial) for number in range(self.M - 1)]
+        return {name: tensor for model in models for name, tensor in model.items()}
+
     def schema(self, server: Server, round: Round) -> State:
         """A model, and a gain for each that was offered."""
         return under("model", server.plan.initial) | {GAIN: torch.zeros(self.M - 1)}

@@ -100,6 +100,10 @@ class FedPAC(Method):
         common = {name: server.state[name] for name in (CENTROIDS, COUNTS)}
         return super().send(server, peer, round) | common | server.slots[peer.id]
 
+    def offers(self, server: Server, round: Round) -> State:
+        """A head, which is the client's own."""
+        return {name: server.plan.initial[name] for name, part in server.plan.parts.items() if part.is_head}
+
     def schema(self, server: Server, round: Round) -> State:
         """The network and the statistics."""
         centroids, counts = server.state[CENTROIDS], server.state[COUNTS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,15 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> npt.NDArray[np.uint
     except UNREADABLE as e:
         raise _refused(path, e) from e
     return np.asarray(plain if plain.size == size else plain.resize(size, Image.Resampling.BILINEAR))
+
+
+def load_images(paths: Sequence[Path], size: int | None = None, channels: int | None = None) -> torch.Tensor:
+    """Single images as uint8 (n, C, H, W); the first one's size and colours are those of all, unless given."""
+    (wide, high), first = _header(paths[0])
+    wide, high = (size, size) if size else (wide, high)
+    mode = "L" if (channels or (1 if first in GRAY else 3)) == 1 else "RGB"
+    x = np.stack([_pixels(path, mode, (wide, high)).reshape(high, wide, -1) for path in paths])
+    return torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
 
 
 def load_folder(data_dir: Path | str | None = None, size: int | None = None, channels: int | None = None) -> Source:

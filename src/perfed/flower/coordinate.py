@@ -1,0 +1,281 @@
+"""The coordinator's side of a deployment: the run's rounds over sites that keep their data and private states.
+
+The run's directory remembers which sites take part and in which order; a run that is submitted again goes on after its
+last committed round.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from perfed import config as configuration
+from perfed import rundir
+from perfed.config import GIVEN, Config
+from perfed.data import Federation
+from perfed.engine.cost import blank
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Progress, Watcher
+from perfed.errors import ConfigError, StoreError
+from perfed.flower.extra import refuse_cohorts
+from perfed.flower.messages import Job
+from perfed.flower.nodes import Nodes, StoppedError
+from perfed.flower.rollcall import Present, Roll
+from perfed.flower.simulate_nodes import nodes as simulated_nodes
+from perfed.prepare import Prepared, prepare
+from perfed.result import Result
+
+SITES = "sites.json"
+SITES_NAME = GIVEN + "sites"
+BUSY = 30.0
+"""seconds to wait for a server that was just killed to let go of the directory"""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a deployment states beside the run's configuration."""
+
+    sites: int = 0
+    """how many sites take part; the run begins when all of them are there"""
+    quorum: float = 0.5
+    """share of a round's sites whose good updates are needed; with fewer, the run stops and can be continued"""
+    deadline: float = 600.0
+    """seconds that sites have to answer in a round"""
+    wait: float = 600.0
+    """seconds that sites have to appear"""
+
+    def __post_init__(self) -> None:
+        for key, ok, want in (
+            ("sites", type(self.sites) is int and self.sites >= 0, "a whole number"),
+            ("quorum", 0 <= self.quorum <= 1, "a share from 0 to 1"),
+            ("deadline", 0 < self.deadline <= 10**7, "a number of seconds"),
+            ("wait", 0 < self.wait <= 10**7, "a number of seconds"),
+        ):
+            if not ok:
+                raise ConfigError(f"{key} = {getattr(self, key)!r} cannot be.", f"It must be {want}.")
+
+
+TERMS = tuple(Terms.__dataclass_fields__)
+
+
+def words_of(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's words from Flower's flat run configuration: `method.lr` is a table's key, lists are written as text."""
+    words: dict[str, Any] = {}
+    for key, value in flat.items():
+        if value == "":
+            continue  # declared in pyproject.toml so that it can be given, and not given
+        plain = configuration.parse(f"value = {value}")["value"] if str(value).startswith("[") else value
+        table, dot, rest = key.partition(".")
+        if not dot:
+            words[key] = plain
+            continue
+        held = words.get(table, {})
+        words[table] = (held if isinstance(held, dict) else {"name": held}) | {rest.replace("-", "_"): plain}
+    return words
+
+
+def coordinate(grid: Grid, flat: Mapping[str, Any], watch: Watcher | None = None) -> Result:
+    """Run what the run configuration says over the nodes of a grid, from where its directory stands."""
+    words = words_of(flat)
+    terms = Terms(**{key: words.pop(key) for key in TERMS if key in words})
+    out = words.pop("out", None)
+    if not out:
+        raise ConfigError("It is not said where the run is kept.", "Give out = 'DIRECTORY' in the run configuration.")
+    directory = Path(str(out)).expanduser().absolute()
+    roll = Roll(grid, configuration.resolve(words | {"data": SITES_NAME}).toml())
+    if not roll.call(lambda: bool(roll.nodes), terms.wait):
+        raise StoppedError(f"No node came within {terms.wait:g} s. {_refusals(roll)}", "Start the sites.")
+    simulated = next(iter(roll.nodes.values())).partition is not None
+    config = configuration.resolve(words if simulated else words | {"data": SITES_NAME})
+    refuse_cohorts(config)
+    if rundir.is_run(directory):
+        began = configuration.load(directory / rundir.CONFIG)
+        if rundir.is_finished(directory) and began.identity() == _filled(config, began).identity():
+            return Result.load(directory)
+    run = _simulated if simulated else _deployed
+    return run(grid, roll, config, terms, directory, watch or _say)
+
+
+def _simulated(grid: Grid, roll: Roll, config: Config, terms: Terms, directory: Path, watch: Watcher) -> Result:
+    """Every client is a simulated node; data and private states are made and kept as on one machine."""
+    prepared = prepare(config)
+    _claim(directory, prepared)
+    simulation = prepared.simulation(directory, watch, executor=lambda _: simulated_nodes(grid, prepared, roll))
+    return _finish(simulation, prepared, directory)
+
+
+def _deployed(grid: Grid, roll: Roll, config: Config, terms: Terms, directory: Path, watch: Watcher) -> Result:
+    _refuse(config)
+    sites, run = _members(roll, terms, directory)
+    federation = _outline(list(sites.values()))
+    prepared = prepare(config.changed(new=False), data=federation)
+    _claim(directory, prepared)
+    address = _Sites(roll, sites)
+    job = Job(prepared.config.toml(), run, federation.classes, len(sites))
+    executor = Nodes(grid, job, address, federation.num_classes, deadline=terms.deadline, patient=True)
+    simulation = _opened(prepared, directory, watch, executor, terms)
+    return _finish(simulation, prepared, directory, executor)
+
+
+def _opened(prepared: Prepared, directory: Path, watch: Watcher, executor: Nodes, terms: Terms) -> Simulation:
+    """The run, once a server that was killed just before has let go of it."""
+    ends = time.monotonic() + BUSY
+    while True:
+        try:
+            return prepared.simulation(directory, watch, executor=lambda _: executor, sites=True, quorum=terms.quorum)
+        except StoreError as error:
+            if "in use" not in error.cause or time.monotonic() > ends:
+                raise
+            time.sleep(0.5)
+
+
+def _finish(simulation: Simulation, prepared: Prepared, directory: Path, executor: Nodes | None = None) -> Result:
+    """The remaining rounds; then every site is given its last model, which it keeps."""
+    try:
+        for t in range(simulation.store.round + 1, simulation.settings.rounds + 1):
+            simulation.step(t)
+        outcome = simulation.outcome()
+        if executor:
+            outcome.faults = outcome.faults + _hand_over(simulation, executor)
+    finally:
+        simulation.close()
+    result = Result.of(outcome, directory, prepared)
+    result.write()
+    return result
+
+
+def _hand_over(simulation: Simulation, executor: Nodes) -> list[dict[str, Any]]:
+    last = replace(executor, last=True)
+    t = simulation.settings.rounds
+    tasks = [simulation._task("evaluate", client, t, seen=True) for client in simulation.federation.participants]
+    lost = [(reply.client, reply.error) for reply in last.run(tasks) if reply.error]
+    return [{"t": t, "client": client, "reason": f"It did not get its last model: {error}"} for client, error in lost]
+
+
+# Who takes part
+
+
+def _members(roll: Roll, terms: Terms, directory: Path) -> tuple[dict[str, Present], str]:
+    """The sites of a run in the order of their names, and the run's own number: from its directory, once begun."""
+    kept = directory / SITES
+    if kept.is_file():
+        held = rundir.read_json(kept)
+        sites = {
+            name: Present(**facts | {key: tuple(facts[key]) for key in ("classes", "shape")})
+            for name, facts in held["sites"].items()
+        }
+        need = max(1, round(terms.quorum * len(sites)))
+        roll.call(lambda: len(_by_name(roll, sites)) >= len(sites), min(terms.wait, terms.deadline))
+        if len(_by_name(roll, sites)) < need:
+            missing = sorted(sites.keys() - _by_name(roll, sites).keys())
+            raise StoppedError(f"These sites are not there: {', '.join(missing)}. {_refusals(roll)}", "Start them.")
+        return sites, held["run"]
+    if terms.sites < 1:
+        raise ConfigError("It is not said how many sites take part.", "Give sites = 3 in the run configuration.")
+    if not roll.call(lambda: len(_by_name(roll)) >= terms.sites, terms.wait):
+        there = ", ".join(sorted(_by_name(roll))) or "none"
+        raise StoppedError(f"Of {terms.sites} sites there are: {there}. {_refusals(roll)}", "Start the others.")
+    found = _by_name(roll)
+    if len(found) > terms.sites:
+        raise ConfigError(f"{len(found)} sites are there, not {terms.sites}: {', '.join(sorted(found))}.", "Say so.")
+    sites = {name: roll.nodes[found[name]] for name in sorted(found)}
+    shapes = {facts.shape for facts in sites.values()}
+    if len(shapes) > 1:
+        told = ", ".join(f"{name} {facts.shape}" for name, facts in sites.items())
+        raise ConfigError(
+            f"The sites' images differ in shape: {told}.", "Give size and channels in every site.toml, under data."
+        )
+    run = secrets.token_hex(8)
+    directory.mkdir(parents=True, exist_ok=True)
+    rundir.write_json(kept, {"run": run, "sites": {name: asdict(facts) for name, facts in sites.items()}})
+    return sites, run
+
+
+def _by_name(roll: Roll, sites: Mapping[str, Present] | None = None) -> dict[str, int]:
+    """Nodes by their sites' names; of those that a run began with, only if their data is the same."""
+    found: dict[str, int] = {}
+    for node, facts in roll.nodes.items():
+        if facts.name and (sites is None or (facts.name in sites and sites[facts.name].sha == facts.sha)):
+            found[facts.name] = node  # a site without a registered key has another number when it comes back
+    return found
+
+
+class _Sites:
+    """Client i is the i-th site by name."""
+
+    def __init__(self, roll: Roll, sites: Mapping[str, Present]) -> None:
+        self._roll, self._sites, self._names = roll, sites, list(sites)
+
+    def node(self, client: int) -> int | None:
+        return _by_name(self._roll, self._sites).get(self._names[client])
+
+    def refresh(self) -> dict[int, str]:
+        return self._roll.look()
+
+
+def _outline(sites: list[Present]) -> Federation:
+    """The federation as the coordinator knows it: sizes, classes and the sum over the sites' sums; no image."""
+    classes = tuple(sorted({name for facts in sites for name in facts.classes}))
+    sums = json.dumps([[facts.name, facts.sha] for facts in sites])
+    made = blank(sites[0].shape, len(classes), [facts.train for facts in sites])
+    made.classes, made.client_names = classes, tuple(facts.name for facts in sites)
+    made.__dict__["sha256"] = sha256(sums.encode()).hexdigest()  # in place of the cached sum over blank images
+    return made
+
+
+# The run's directory
+
+
+def _claim(directory: Path, prepared: Prepared) -> None:
+    if not rundir.is_run(directory):
+        rundir.claim(directory, prepared.config.toml())
+        return
+    began = configuration.load(directory / rundir.CONFIG)
+    if began.identity() != prepared.config.identity():
+        had, want = began.identity(), prepared.config.identity()
+        key = next(key for key in {**had, **want} if had.get(key) != want.get(key))
+        raise StoreError(
+            f"The run in {directory} has {key} = {had.get(key)!r}, not {want.get(key)!r}.",
+            "Submit it with the same words, or give another out.",
+        )
+
+
+def _filled(config: Config, began: Config) -> Config:
+    """A configuration with what is filled in when the data is known."""
+    return config.changed(split=began.split, clients=began.clients, unseen=began.unseen, new=began.new)
+
+
+def _refuse(config: Config) -> None:
+    """Words that say nothing where the data lies with the sites."""
+    useless = {
+        "split": None,
+        "clients": None,
+        "shift": None,
+        "unseen": 0,
+        "external": None,
+        "assignment": None,
+        "new": None,
+    }
+    for key, unset in useless.items():
+        if getattr(config, key) not in (unset, False):
+            raise ConfigError(
+                f"{key} = {getattr(config, key)!r} has no effect: the sites have the data.", "Leave it out."
+            )
+
+
+def _refusals(roll: Roll) -> str:
+    return " ".join(f"{name}: {reason}" for name, reason in sorted(roll.refused.items()))
+
+
+def _say(now: Progress) -> None:
+    if now.doing == "done":
+        score = f", accuracy {now.metrics['local.mean']:.4f}" if "local.mean" in now.metrics else ""
+        print(f"round {now.t}/{now.rounds}{score}", flush=True)

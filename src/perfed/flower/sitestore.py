@@ -1,0 +1,155 @@
+"""What a site keeps for itself: its private state of every run, and the last model it was given to predict with.
+
+A state is pending from when it was made until the server says that the round which made it was committed. The last
+committed one stays until then, so that a round that is repeated begins where the first attempt began.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfed.core.state import State, from_bytes, to_bytes
+from perfed.engine.store import fingerprint
+from perfed.engine.worker import Kept
+from perfed.errors import PerfedError, StoreError
+
+FILE = "site.db"
+SCHEMA = """
+create table if not exists states (run text, slot text, t integer, sha text, blob blob, primary key (run, slot));
+create table if not exists models (
+    run text primary key, at integer, client integer, t integer, since integer, words text, classes text,
+    clients integer, adapt integer, blob blob
+);
+"""
+COMMITTED, PENDING = "committed", "pending"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a site needs, with its private state and its data, to make its personal model."""
+
+    run: str
+    client: int
+    t: int
+    since: int
+    words: str
+    classes: tuple[str, ...]
+    clients: int
+    received: State
+
+
+class SiteStore:
+    """One SQLite file in the site's directory; what it says is on disk before it returns."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE
+        with self._guard():
+            self._db = sqlite3.connect(self.path, isolation_level=None, timeout=60)
+            self._db.execute("pragma journal_mode = wal")
+            self._db.execute("pragma synchronous = full")
+            self._db.executescript(SCHEMA)
+
+    def settle(self, run: str, kept: Kept) -> None:
+        """Take note of the last round of this site that the server has committed."""
+        with self._transaction():
+            held = dict(self._rows(run))
+            known = held.get(COMMITTED)
+            if known == (kept.round, kept.committed) or (known is None and not kept.round):
+                return
+            if held.get(PENDING) != (kept.round, kept.committed):
+                have = f"committed round {known[0]}" if known else "committed no round"
+                raise StoreError(
+                    f"The server has committed round {kept.round} of this site, which {have} of run {run}.",
+                    "Restore the site's directory from a copy, or begin a new run.",
+                )
+            self._db.execute("delete from states where run = ? and slot = ?", (run, COMMITTED))
+            self._db.execute("update states set slot = ? where run = ? and slot = ?", (COMMITTED, run, PENDING))
+
+    def _rows(self, run: str) -> list[tuple[str, tuple[int, str]]]:
+        rows = self._db.execute("select slot, t, sha from states where run = ?", (run,)).fetchall()
+        return [(slot, (t, sha)) for slot, t, sha in rows]
+
+    def state(self, run: str, since: int, sha: str) -> State:
+        """The private state after this site's round `since`, pending or committed; nothing before the first."""
+        if not since:
+            return {}
+        with self._guard():
+            row = self._db.execute(
+                "select blob from states where run = ? and t = ? and sha = ? limit 1", (run, since, sha)
+            ).fetchone()
+            found = from_bytes(row[0])[0] if row else None
+        if found is None or fingerprint(found) != sha:
+            what = "does not have" if found is None else "has a damaged copy of"
+            raise StoreError(
+                f"This site {what} its private state of round {since} of run {run}.",
+                "Restore the site's directory from a copy, or begin a new run.",
+            )
+        return found
+
+    def pend(self, run: str, t: int, state: State) -> str:
+        """Keep a state until it is known whether its round counts; returns its sum."""
+        sha = fingerprint(state)
+        with self._transaction():
+            row = (run, PENDING, t, sha, to_bytes(state))
+            self._db.execute("insert or replace into states values (?, ?, ?, ?, ?)", row)
+        return sha
+
+    def keep(self, model: Model) -> None:
+        """Keep the last model of a run."""
+        with self._transaction():
+            row = (
+                *(model.run, model.client, model.t, model.since, model.words),
+                *("\x1f".join(model.classes), model.clients, to_bytes(model.received)),
+            )
+            self._db.execute(
+                "insert or replace into models (run, at, client, t, since, words, classes, clients, blob)"
+                " values (?, unixepoch(), ?, ?, ?, ?, ?, ?, ?)",
+                row,
+            )
+
+    def models(self) -> list[str]:
+        """The runs that left a model, the newest last."""
+        with self._guard():
+            return [row[0] for row in self._db.execute("select run from models order by at, rowid")]
+
+    def model(self, run: str) -> tuple[Model, State]:
+        """The last model of a run, and the private state that belongs to it."""
+        with self._guard():
+            row = self._db.execute(
+                "select client, t, since, words, classes, clients, blob from models where run = ?", (run,)
+            ).fetchone()
+            if row is None:
+                raise StoreError(f"This site has no model of run {run!r}.", f"It has: {', '.join(self.models())}.")
+            client, t, since, words, classes, clients, blob = row
+            model = Model(run, client, t, since, words, tuple(classes.split("\x1f")), clients, from_bytes(blob)[0])
+            known = {at: sha for _, (at, sha) in self._rows(run)}
+        return model, self.state(run, since, known.get(since, ""))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._guard():
+            self._db.execute("begin immediate")
+            try:
+                yield
+                self._db.execute("commit")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("rollback")
+                raise
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except PerfedError:
+            raise
+        except (sqlite3.Error, ValueError, KeyError, TypeError, OverflowError) as error:
+            raise StoreError(f"{self.path} cannot be used: {error}.", "Restore it from a copy.") from error

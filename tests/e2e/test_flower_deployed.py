@@ -1,0 +1,113 @@
+"""Three sites as real processes over TLS: the bits of a run in one process, whoever is killed; strangers are refused.
+
+`PERFED_FLOWER=all` tries five methods and ten kills of each kind at random moments; otherwise one of each.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from perfed.flower.coordinate import Terms
+from perfed.flower.deployment import init_coordinator
+from perfed.flower.site import Site
+from tests.e2e.cluster import SITES, Cluster, cluster, end, in_process, words
+
+FULL = os.environ.get("PERFED_FLOWER") == "all"
+METHODS = {"fedrep": {}, "fedavg": {}, "scaffold": {}, "fedfomo": {"M": 3}, "pfedc": {}} if FULL else {"fedrep": {}}
+KILLS = [(kind, seed) for kind in ("site", "link", "server") for seed in range(10)] if FULL else [("site", 0)]
+TERMS = Terms(sites=3, quorum=1.0, deadline=600, wait=600)
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("deployed")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_deployment_ends_with_the_bits_of_one_process(deployed: Cluster, method: str) -> None:
+    """And every site has its personal model, with which it predicts when no server is there."""
+    given = words(method, **METHODS[method])
+    expected = in_process(deployed, given)
+    result = deployed.finish(deployed.place / f"run-{method}", given, TERMS)
+    assert result.state_sha256 == expected.state_sha256
+    assert result.faults == []
+    assert result.metrics["local.mean"] == expected.metrics["local.mean"]
+    assert {k: v for k, v in result.cost.items() if k.startswith("bytes")} == {
+        k: v for k, v in expected.cost.items() if k.startswith("bytes")
+    }
+    images = torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for number, name in enumerate(sorted(SITES)):
+        found, classes = Site.load(deployed.place / name).predict(images)
+        assert classes == ("0", "1", "2", "3", "4", "5", "6", "7")
+        torch.testing.assert_close(found, expected.predict(number, images))
+
+
+@pytest.mark.parametrize(("kind", "seed"), KILLS)
+def test_whoever_is_killed_the_run_ends_with_the_same_bits(deployed: Cluster, kind: str, seed: int) -> None:
+    """A site comes back within the deadline, the SuperLink or the ServerApp is started again: nothing is lost."""
+    given = words("fedrep", rounds=3)
+    expected = in_process(deployed, given)
+    out = deployed.place / f"killed-{kind}-{seed}"
+    chance = random.Random(f"{kind}{seed}")
+    following = deployed.submit(out, given, TERMS)
+    try:
+        deployed.until(lambda: deployed.server_app() is not None, 300, "the ServerApp")
+        begun = chance.random() < 0.8  # mostly in a round, sometimes while sites are being gathered
+        if begun:
+            deployed.until(lambda: (out / "run.db").is_file(), 600, "the first round")
+        time.sleep(chance.uniform(0, 15))
+        if kind == "site":
+            victim = chance.choice(sorted(SITES))
+            deployed.kill(victim)
+            deployed.start_site(victim)
+        elif kind == "link":
+            deployed.kill("link")
+            deployed.start_link()
+        elif (server := deployed.server_app()) is not None:
+            os.kill(server, signal.SIGKILL)
+        if kind == "site":
+            deployed.until(lambda: (out / "result.json").is_file() or following.poll() is not None, 900, "the run")
+    finally:
+        end(following)
+    result = deployed.finish(out, given, TERMS)
+    assert result.state_sha256 == expected.state_sha256
+    assert [fault for fault in result.faults if "last model" not in fault["reason"]] == []
+    for name in SITES:
+        Site.load(deployed.place / name).predict(torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
+
+
+def test_strangers_are_refused(deployed: Cluster, tmp_path: Path) -> None:
+    """No TLS, another authority, a key that nobody registered: neither gets a connection or is activated."""
+    init_coordinator(tmp_path / "other", "127.0.0.1", deployed.port, "127.0.0.1")
+    plain = deployed.init_site("no-certificate", "no-certificate")
+    (plain / "site.toml").write_text("insecure = true\n" + (plain / "site.toml").read_text())
+    deployed.init_site("wrong-authority", "wrong-authority", ca=tmp_path / "other" / "ca.crt")
+    deployed.init_site("unregistered", "unregistered")
+    deployed.until(lambda: deployed._log("link").count(b"Activated node") >= len(SITES), 300, "the sites themselves")
+    before = len(deployed._log("link"))
+    strangers = ["no-certificate", "wrong-authority", "unregistered"]
+    try:
+        for name in strangers:
+            deployed.start_site(name)
+        deployed.until(lambda: deployed._log("no-certificate").count(b"attempt failed") > 1, 300, "no certificate")
+        deployed.until(lambda: b"CERTIFICATE_VERIFY_FAILED" in deployed._log("wrong-authority"), 300, "wrong authority")
+        deployed.until(lambda: refused(deployed._log("link")[before:]), 300, "the refusal of an unregistered key")
+    finally:
+        for name in strangers:
+            deployed.kill(name)
+    told = deployed._log("link")[before:]
+    assert b"Activated node" not in told
+    assert b'activate-node HTTP/1.1" 200' not in told
+
+
+def refused(told: bytes) -> bool:
+    return any(b"/v1/fleet/" in line and line.rstrip()[-3:-2] == b"4" for line in told.splitlines())

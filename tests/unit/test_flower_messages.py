@@ -1,0 +1,223 @@
+"""Messages hold what was put into them, and what is not a message is refused, whatever was done to it."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from perfed.core import registry
+from perfed.core.state import State
+from perfed.data import Federation
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Settings
+from perfed.engine.worker import Kept, Reply, Task
+from perfed.errors import PerfedError, UpdateError
+from perfed.flower.computing import compute
+from perfed.flower.messages import Job, read_reply, read_task, write_reply, write_task
+from perfed.flower.payload import read_state, write_state
+from tests.conftest import small_net
+from tests.contract.rows import ROWS
+
+MUTATIONS = int(os.environ.get("PERFED_MUTATIONS", "300"))
+JOB = Job("rounds = 3\n", "r", ("a", "b"), 6)
+
+
+@pytest.fixture
+def simulation(digits: Federation) -> Simulation:
+    method = registry.make("fedrep", lr=0.05)
+    return Simulation(digits, small_net(digits), method, Settings(rounds=3))
+
+
+def trained(simulation: Simulation, client: int = 0) -> tuple[Task, Reply]:
+    task = simulation._task("train", client, 1)
+    return task, simulation.worker.run(task)
+
+
+def alike(a: State, b: State) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
+
+
+def test_tensors_of_every_kind_come_back() -> None:
+    state = {
+        "scalar": torch.tensor(1.5),
+        "empty": torch.zeros(0, 3),
+        "whole": torch.arange(4),
+        "flags": torch.tensor([True, False]),
+        "bytes": torch.arange(5, dtype=torch.uint8),
+        "turned": torch.arange(6.0).view(2, 3).t(),
+    }
+    assert alike(read_state(write_state(state), "x"), state)
+
+
+def test_a_task_and_its_reply_come_back(simulation: Simulation) -> None:
+    task, reply = trained(simulation)
+    found, job, last = read_task(write_task(task, JOB))
+    assert alike(found.received, task.received)
+    assert (found.op, found.client, found.t, found.since, found.kept) == ("train", 0, 1, 0, None)
+    assert (job, last) == (JOB, False)
+    back = read_reply(write_reply(reply, simulated=True), task, 10)
+    assert alike(back.state, reply.state)
+    assert alike(back.private, reply.private)
+    assert back.scalars == reply.scalars
+
+
+def test_a_site_sends_the_sum_of_its_state_and_never_the_state(simulation: Simulation) -> None:
+    task, reply = trained(simulation)
+    away = Task(**{**task.__dict__, "kept": Kept()})
+    kept = Reply(0, reply.state, reply.private, reply.scalars, "0" * 64)
+    content = write_reply(kept)
+    assert "private" not in content
+    assert read_reply(content, away, 10).kept == "0" * 64
+    with pytest.raises(UpdateError, match="was to keep"):
+        read_reply(write_reply(kept, simulated=True), away, 10)
+    with pytest.raises(UpdateError, match="no sum"):
+        read_reply(write_reply(Reply(0, reply.state, {}, reply.scalars)), away, 10)
+
+
+def refused(simulation: Simulation, content: RecordDict, task: Task) -> bool:
+    """Whether the content is refused with a PerfedError, and with nothing else, on its way into a round."""
+    try:
+        reply = read_reply(content, task, 10)
+        from perfed.core.plan import Round
+
+        simulation._accept(reply, task.client, Round(1, 3))
+    except PerfedError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["nan", "inf weight", "nan weight", "huge weight", "renamed", "scalar", "one", "wider", "double", "other client"],
+)
+def test_garbage_costs_its_sender_the_update(simulation: Simulation, damage: str) -> None:
+    task, reply = trained(simulation)
+    content = write_reply(reply, simulated=True)
+    name = next(iter(reply.state))
+    arrays, numbers = content["state"], content["numbers"]
+    assert isinstance(arrays, ArrayRecord)
+    assert isinstance(numbers, MetricRecord)
+    tensor = reply.state[name]
+    if damage == "nan":
+        arrays[name] = Array(np.full(tensor.shape, np.nan, np.float32))
+    elif damage.endswith("weight"):
+        numbers["weight"] = {"inf": float("inf"), "nan": float("nan"), "huge": 1e308}[damage.split(maxsplit=1)[0]]
+    elif damage == "renamed":
+        arrays["other"] = arrays.pop(name)
+    elif damage == "other client":
+        content["reply"] = ConfigRecord({"client": 3})
+    else:
+        shape = {"scalar": (), "one": (1,), "wider": (*tensor.shape, 1), "double": tensor.shape}[damage]
+        arrays[name] = Array(np.ones(shape, np.float64 if damage == "double" else np.float32))
+    assert refused(simulation, content, task)
+    assert not refused(simulation, write_reply(reply, simulated=True), task)
+
+
+def test_a_message_larger_than_allowed_is_not_decoded() -> None:
+    record = write_state({"x": torch.zeros(1000)})
+    with pytest.raises(UpdateError, match="bytes are accepted"):
+        read_state(record, "Client 1", limit=100)
+
+
+def test_a_shape_that_its_bytes_do_not_have_is_refused() -> None:
+    good = Array(np.zeros((2, 3), np.float32))
+    for array in (
+        Array("float32", (10**9, 10**9), good.stype, good.data),
+        Array("float32", (3, 2), good.stype, good.data),
+        Array("float32", (2, -3), good.stype, good.data),
+        Array("int32", (2, 3), good.stype, good.data),
+        Array("object", (2, 3), good.stype, good.data),
+        Array("float32", (2, 3), "pickle", good.data),
+        Array("float32", (2, 3), good.stype, good.data[:-1] + b""),
+        Array("float32", (2, 3), good.stype, b"\x80\x04" + good.data[2:]),
+    ):
+        with pytest.raises(UpdateError):
+            read_state(ArrayRecord({"x": array}), "Client 1")
+
+
+def test_mutated_messages_neither_crash_nor_pass(simulation: Simulation) -> None:
+    """Whatever is changed, the reply is refused with a message, or it is one that an honest client could send."""
+    task, reply = trained(simulation)
+    accepted = 0
+    for seed in range(MUTATIONS):
+        chance = random.Random(seed)
+        content = write_reply(reply, simulated=True)
+        what = mutate(content, chance)
+        if not refused(simulation, content, task):
+            accepted += 1
+            back = read_reply(content, task, 10)
+            assert all(bool(torch.isfinite(t).all()) for t in back.state.values() if t.is_floating_point()), what
+            assert 0 < back.scalars["weight"] < 1e12, what
+            assert {n: t.shape for n, t in back.state.items()} == {n: t.shape for n, t in reply.state.items()}, what
+    assert accepted < MUTATIONS / 2  # what passes are bits of values that stay finite, and harmless numbers
+
+
+def mutate(content: RecordDict, chance: random.Random) -> str:
+    kind = chance.choice(["bytes", "bytes", "shape", "dtype", "stype", "name", "drop", "scalar", "record", "number"])
+    arrays: Any = content[chance.choice(["state", "private"])]
+    name = chance.choice(list(arrays)) if len(arrays) else None
+    if name is None or kind in ("scalar", "record", "number"):
+        if kind == "record":
+            gone = chance.choice(list(content))
+            content[gone + chance.choice(["", "x"])] = chance.choice(
+                [ConfigRecord({"a": 1}), MetricRecord({"a": 1.0}), ArrayRecord()]
+            )
+            if chance.random() < 0.5:
+                del content[gone]
+            return f"record {gone}"
+        target: Any = content[chance.choice(["reply", "numbers"])]
+        key = chance.choice([*target, "strange"])
+        if isinstance(target, MetricRecord):
+            target[key] = chance.choice([-1, 0, 2**62, 1e308, float("nan"), float("inf"), -1e-9, [1, 2]])
+        else:
+            target[key] = chance.choice([-1, 10**9, "text", b"bytes", True, [1], 1.5])
+        return f"{key} = {target[key]!r}"
+    array = arrays[name]
+    dtype, shape, stype, data = array.dtype, tuple(array.shape), array.stype, bytearray(array.data)
+    if kind == "bytes":
+        for _ in range(chance.randrange(1, 20)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        if chance.random() < 0.3:
+            data = data[: chance.randrange(len(data))]
+    elif kind == "shape":
+        shape = tuple(chance.choice([0, 1, -1, 7, 2**40]) for _ in range(chance.randrange(0, 5)))
+    elif kind == "dtype":
+        dtype = chance.choice(["float64", "object", ">f4", "int8", "", "U5", "complex64"])
+    elif kind == "stype":
+        stype = chance.choice(["pickle", "", "torch"])
+    elif kind == "name":
+        del arrays[name]
+        name = chance.choice(["", "a" * 1000, name + "/x", "sealed/x", "../x"])
+    if kind == "drop":
+        del arrays[name]
+    else:
+        arrays[name] = Array(dtype, shape, stype, bytes(data))
+    return f"{kind} of {name}"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_download_is_what_its_method_declares(name: str, digits: Federation) -> None:
+    """The check at the site accepts all that the server sends, in every round, and refuses it renamed or not finite."""
+    row = ROWS[name]
+    method = registry.make(name, **{"lr": 0.05, **row.hyper})
+    start = small_net(digits, row.net)
+    simulation = Simulation(digits, method.build(start), method, Settings(rounds=3, fraction=0.5))
+    seen = 0
+    for t in range(1, 4):
+        simulation.step(t)
+        for client in range(6):
+            task = simulation._task("train", client, min(t + 1, 3))
+            assert compute(simulation.worker, task).error is None, (name, t, client)
+            for key in list(task.received)[:1]:
+                seen += 1
+                renamed = {("x" if n == key else n): v for n, v in task.received.items()}
+                with pytest.raises(UpdateError):
+                    compute(simulation.worker, Task(**{**task.__dict__, "received": renamed}))
+    assert seen or not row.travels or name == "fedfomo"
+    simulation.close()

@@ -1,0 +1,194 @@
+"""Nodes that die, come back, answer late, twice, for others or with garbage cost no more than their own update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from perfed import config as configuration
+from perfed.engine.settings import Outcome
+from perfed.flower import nodes as flower_nodes
+from perfed.flower.answering import answer
+from perfed.flower.messages import Job
+from perfed.flower.nodes import Nodes
+from perfed.prepare import Prepared, prepare
+
+Answers = Callable[[int, int, Message], list[Message]]
+
+
+@pytest.fixture(autouse=True)
+def _a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TaskIdentity, "_run_id", 1, raising=False)
+    for name in ("run_id", "node_id", "task_id"):
+        setattr(TaskIdentity, name, 1)
+    monkeypatch.setattr(flower_nodes, "AGAIN", 0.05)
+    monkeypatch.setattr(flower_nodes, "LONGEST", 0.05)
+
+
+@dataclass
+class Grid:
+    """Nodes in this process: client i is node 100 + i. `answers` may change what a client says, by round."""
+
+    answers: Answers
+    posted: list[Message] = field(default_factory=list)
+    asked: int = 0
+    started: dict[int, str] = field(default_factory=dict)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        numbers = []
+        for message in messages:
+            self.asked += 1
+            message.metadata.__dict__["_message_id"] = str(self.asked)
+            numbers.append(str(self.asked))
+            client, t = message.metadata.dst_node_id - 100, int(message.metadata.group_id)
+            self.posted += self.answers(client, t, message)
+        return numbers
+
+    def pull_messages(self, numbers: Iterable[str]) -> list[Message]:
+        wanted = set(numbers)
+        found = [message for message in self.posted if message.metadata.reply_to_message_id in wanted]
+        self.posted = [message for message in self.posted if message not in found]
+        return found
+
+    def node(self, client: int) -> int:
+        return 100 + client
+
+    def refresh(self) -> dict[int, str]:
+        return self.started
+
+
+def honest(message: Message) -> Message:
+    node = message.metadata.dst_node_id
+    content = answer(message.metadata.message_type, message.content, None, node - 100)
+    return Message(content, reply_to=message)
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    words: dict[str, Any] = {"method": {"name": "fedrep", "lr": 0.05}, "net": {"name": "mlp", "hidden": [8]}}
+    return prepare(configuration.resolve(words | {"clients": 4, "split": "iid", "rounds": 2, "new": False}))
+
+
+def run(prepared: Prepared, answers: Answers, tmp_path: Any, **others: Any) -> tuple[Outcome, Grid]:
+    grid = Grid(answers)
+    classes = prepared.federation.num_classes
+    given = {"deadline": 60.0, "patient": True, **others}
+    executor = Nodes(grid, Job(prepared.config.toml()), grid, classes, **given)  # type: ignore[arg-type]
+    outcome = prepared.simulation(tmp_path, executor=lambda _: executor).run()
+    assert outcome is not None
+    return outcome, grid
+
+
+@pytest.fixture(scope="module")
+def plain(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    outcome = prepared.simulation(tmp_path_factory.mktemp("plain")).run()
+    assert outcome is not None
+    return outcome
+
+
+def test_honest_nodes_give_the_bits_of_one_process(prepared: Prepared, plain: Outcome, tmp_path: Any) -> None:
+    outcome, _ = run(prepared, lambda client, t, message: [honest(message)], tmp_path)
+    assert outcome.state_sha256 == plain.state_sha256
+    assert outcome.metrics == plain.metrics
+    assert outcome.faults == []
+
+
+def test_a_node_that_fails_and_comes_back_loses_nothing(prepared: Prepared, plain: Outcome, tmp_path: Any) -> None:
+    failed: set[tuple[int, int]] = set()
+
+    def answers(client: int, t: int, message: Message) -> list[Message]:
+        if client == 1 and (client, t) not in failed:
+            failed.add((client, t))
+            return [Message(Error(code=5, reason="node unavailable"), reply_to=message)]
+        return [honest(message)]
+
+    outcome, _ = run(prepared, answers, tmp_path)
+    assert len(failed) == 2
+    assert outcome.state_sha256 == plain.state_sha256
+    assert outcome.faults == []
+
+
+def test_a_node_that_is_started_anew_is_asked_again(prepared: Prepared, plain: Outcome, tmp_path: Any) -> None:
+    """It forgot the task, and Flower says nothing but when it was started."""
+    asked: list[Message] = []
+
+    def answers(client: int, t: int, message: Message) -> list[Message]:
+        if client == 2 and t == 1 and message.metadata.message_type == "train":
+            asked.append(message)
+            if len(asked) == 1:
+                return []
+        return [honest(message)]
+
+    grid_started = iter(["a", "a", "b"])
+
+    class Restarted(Grid):
+        def refresh(self) -> dict[int, str]:
+            return {102: next(grid_started, "b")}
+
+    grid = Restarted(answers)
+    executor = Nodes(grid, Job(prepared.config.toml()), grid, 10, deadline=60.0, patient=True)  # type: ignore[arg-type]
+    outcome = prepared.simulation(tmp_path, executor=lambda _: executor).run()
+    assert outcome is not None
+    assert len(asked) == 2
+    assert outcome.state_sha256 == plain.state_sha256
+
+
+def test_the_second_answer_and_unasked_ones_are_not_used(prepared: Prepared, plain: Outcome, tmp_path: Any) -> None:
+    def answers(client: int, t: int, message: Message) -> list[Message]:
+        first, second = honest(message), honest(message)
+        spoil(second.content)
+        return [first, second]
+
+    outcome, _ = run(prepared, answers, tmp_path)
+    assert outcome.state_sha256 == plain.state_sha256
+    assert outcome.faults == []
+
+
+def spoil(content: RecordDict) -> None:
+    arrays: Any = content["state"]
+    for name in list(arrays):
+        arrays[name] = Array(np.full(arrays[name].shape, np.nan, np.float32))
+
+
+def renamed(content: RecordDict) -> None:
+    arrays: Any = content["state"]
+    arrays["x"] = arrays.pop(next(iter(arrays)))
+
+
+def heavy(content: RecordDict) -> None:
+    numbers: Any = content["numbers"]
+    if "weight" in numbers:
+        numbers["weight"] = 1e308
+
+
+@pytest.mark.parametrize("fault", ["dead", "late", "nan", "renamed", "heavy", "raises", "another node", "empty"])
+def test_a_bad_node_costs_its_own_update_and_is_named(prepared: Prepared, fault: str, tmp_path: Any) -> None:
+    def answers(client: int, t: int, message: Message) -> list[Message]:
+        if client != 3 or message.metadata.message_type != "train":
+            return [honest(message)]
+        if fault in ("dead", "late"):
+            return []
+        if fault == "raises":
+            return [Message(Error(code=2, reason="ValueError: no"), reply_to=message)]
+        reply = Message(RecordDict(), reply_to=message) if fault == "empty" else honest(message)
+        if fault == "another node":
+            reply.metadata.__dict__["_src_node_id"] = 101
+        elif fault != "empty":
+            {"nan": spoil, "renamed": renamed, "heavy": heavy}[fault](reply.content)
+        return [reply]
+
+    outcome, _ = run(prepared, answers, tmp_path, deadline=3.0 if fault in ("dead", "late") else 60.0)
+    assert {(f["t"], f["client"]) for f in outcome.faults} == {(1, 3), (2, 3)}
+    assert all(np.isfinite(v) for v in outcome.metrics.values())
+    without = prepared.simulation(
+        tmp_path / "without",
+        tamper=lambda reply, t: reply if reply.client != 3 else type(reply)(3, {}, {}, {"error": "left out"}),
+    ).run()
+    assert without is not None
+    assert outcome.state_sha256 == without.state_sha256  # the others' round is what it would be without it
