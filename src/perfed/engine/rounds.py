@@ -117,6 +117,7 @@ class Simulation:
                 self.store.put_slot(client, t, state)
         self.faults += faults
         record: dict[str, Any] = {"cohort": cohort, "clients": entries, "faults": faults}
+        record["layers"] = self.plan.shares(t)
         if self.settings.due(t):
             record["metrics"] = self.scoring.evaluate(t)
             self.history.append(record["metrics"])
