@@ -14,6 +14,8 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
 AXE = (Path(__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+READY = """document.readyState === "complete" &&
+(!document.getElementById("data") || "drawn" in document.documentElement.dataset)"""
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 
 
@@ -36,7 +38,9 @@ class Browser:
         """Go to an address, with a screen of this size."""
         self.log()
         self.screen(width, height, dark)
+        self.driver.get("about:blank")
         self.driver.get(address)
+        self.until(lambda: self.run(READY))
 
     def screen(self, width: int, height: int = 900, dark: bool = False) -> None:
         """Another screen; a narrow one is a phone's."""

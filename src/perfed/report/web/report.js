@@ -175,7 +175,7 @@ function bubbles(host) {
   const wide = Math.max(260, host.clientWidth || 640);
   const room = { left: Math.min(110, 16 + 6.6 * greatest(found.classes.map((c) => Math.min(14, [...c].length)))), right: 12, top: 10, bottom: 42 };
   const step = (wide - room.left - room.right) / rows.length;
-  const line = Math.min(26, Math.max(step, classes > 40 ? 8 : 15)), high = room.top + room.bottom + line * classes;
+  const line = classes > 24 ? Math.max(6, 400 / classes) : Math.min(26, Math.max(step, 15)), high = room.top + room.bottom + line * classes;
   const top = greatest(rows.flatMap((r) => r.filter((_, k) => k % 2)));
   const far = Math.max(2.2, 0.5 * Math.min(line, Math.max(step, 7)) * 0.95);
   const text = `${plural(found.clients, "client")}${found.clients > most ? `, the first ${most} shown` : ""}, ${plural(classes, "class", "classes")}. The area of a bubble is the number of training samples; the largest has ${top}.`;
