@@ -66,11 +66,11 @@ class Browser:
         """The first such element."""
         return self.driver.find_element("css selector", selector)
 
-    def until(self, what: Callable[[], Any], seconds: float = 40) -> Any:
+    def until(self, what: Callable[[], Any], seconds: float = 150) -> Any:
         """Wait until something is true."""
         end = time.monotonic() + seconds
         while not (found := what()):
-            assert time.monotonic() < end, f"waited {seconds} s in vain; the page says: {self.text('body')[:2000]}"
+            assert time.monotonic() < end, f"waited {seconds} s in vain; the page says: {self.run('document.body.innerText')[:1000]}"
             time.sleep(0.1)
         return found
 
