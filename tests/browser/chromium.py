@@ -70,7 +70,8 @@ class Browser:
         """Wait until something is true."""
         end = time.monotonic() + seconds
         while not (found := what()):
-            assert time.monotonic() < end, f"waited {seconds} s in vain; the page says: {self.run('document.body.innerText')[:1000]}"
+            if time.monotonic() > end:
+                raise AssertionError(f"waited {seconds} s in vain: {self.run('document.body.innerText')[:1000]}")
             time.sleep(0.1)
         return found
 

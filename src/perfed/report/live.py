@@ -28,7 +28,8 @@ class Known:
     """What was read of one run so far."""
 
     words: dict[str, Any]
-    inode: int = 0
+    file: tuple[int, int] = (0, 0)
+    """which database this was read from, and when its run began"""
     round: int = 0
     curve: list[list[float]] = field(default_factory=list)
     clients: list[float | None] = field(default_factory=list)
@@ -122,11 +123,12 @@ class Follower:
     def _read(self, place: Path) -> Known:
         """Read the rounds that were committed since the last look; from the start if the file is another one."""
         path = place / rundir.DATABASE
-        inode = path.stat().st_ino if path.is_file() else 0
+        there = path.is_file()
+        file = path.stat().st_ino if there else 0, (place / rundir.CONFIG).stat().st_mtime_ns
         known = self._known.get(place)
-        if known is None or known.inode != inode:
-            known = Known(configuration.read(place / rundir.CONFIG), inode)
-        if inode and not (known.round and known.round == known.words.get("rounds")):
+        if known is None or known.file != file:
+            known = Known(configuration.read(place / rundir.CONFIG), file)
+        if there and not (known.round and known.round == known.words.get("rounds")):
             try:
                 for record in rundir.records(place, known.round):
                     known.enter(record)
