@@ -8,8 +8,10 @@ from typing import Any
 from perfed.comparison import Announce, compare
 from perfed.core import registry
 from perfed.leaderboard import Comparison
+from perfed.report.page import write
 
 ROUNDS = 20
+PAGE = "report.html"
 WORDS: dict[str, Any] = {
     "data": "digits",
     "split": "classes:2",
@@ -39,4 +41,6 @@ def names() -> list[str]:
 def demo(out: Path | str, *, workers: int = 2, announce: Announce | None = None) -> Comparison:
     """Run the demo; what is finished in `out` is kept."""
     wanted = names()
-    return compare(wanted, out=out, workers=workers, announce=announce, settings=SETTINGS, nets=NETS, **WORDS)
+    made = compare(wanted, out=out, workers=workers, announce=announce, settings=SETTINGS, nets=NETS, **WORDS)
+    write([made.directory], made.directory / PAGE)
+    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import weakref
@@ -122,7 +123,8 @@ def describe(method: Algorithm, data: Data, net: Network, words: Mapping[str, An
 
 
 def draw_partition(prepared: Prepared, directory: Path) -> None:
-    """Save the picture of who has what."""
+    """Save who has what, as a picture and as numbers."""
     from perfed.data.picture import draw
 
     draw(prepared.federation, directory / rundir.PARTITION)
+    rundir.write(directory / rundir.COUNTS, json.dumps(prepared.federation.summary()).encode())

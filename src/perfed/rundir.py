@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -18,6 +19,8 @@ COMPARE = "compare.toml"
 DATABASE = "run.db"
 INITIAL = "initial.safetensors"
 PARTITION = "partition.png"
+COUNTS = "partition.json"
+LOCK = "lock"
 CURVES = "curves.png"
 
 
@@ -58,6 +61,42 @@ def committed(directory: Path) -> int:
             return int(database.execute("select coalesce(max(t), 0) from rounds").fetchone()[0])
     except sqlite3.Error:
         return 0
+
+
+def read_only(directory: Path) -> sqlite3.Connection:
+    """The run's database, to look at while whoever runs it writes; also from a place that cannot be written."""
+    path = (directory / DATABASE).absolute().as_uri()
+    if not (directory / DATABASE).is_file():
+        raise StoreError(f"{directory} has no {DATABASE}.", "No round was finished yet.")
+    database = sqlite3.connect(f"{path}?mode=ro", uri=True, timeout=1, check_same_thread=False)
+    try:
+        database.execute("select count(*) from rounds").fetchone()
+    except sqlite3.OperationalError:
+        database.close()
+        database = sqlite3.connect(f"{path}?mode=ro&immutable=1", uri=True, check_same_thread=False)
+    return database
+
+
+def records(directory: Path, after: int = 0) -> list[dict[str, Any]]:
+    """The records of the rounds that are safe on disk, in order, from the one behind `after` on."""
+    try:
+        with closing(read_only(directory)) as database:
+            rows = database.execute("select record from rounds where t > ? order by t", (max(0, after),)).fetchall()
+        return [json.loads(row[0]) for row in rows]
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        raise StoreError(f"{directory / DATABASE} cannot be read: {error}.", "Restore it from a copy.") from None
+
+
+def in_use(directory: Path) -> bool:
+    """Whether a living process holds the run."""
+    try:
+        with (directory / LOCK).open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def claim(directory: Path, config: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perfed.cli import datasets, looking, reproducing, running, sites
+from perfed.cli import datasets, looking, reproducing, running, sites, viewing
 from perfed.cli.failures import Commands
 
 app = typer.Typer(
@@ -41,6 +41,10 @@ app.command("run")(running.run)
 app.command("compare")(running.compare)
 app.command("resume")(running.resume)
 app.command("show")(looking.show)
+app.command("report")(viewing.report)
+app.command("table")(viewing.table)
+app.command("watch")(viewing.watch)
+app.command("explain")(viewing.explain)
 app.command("export")(looking.export)
 app.command("demo")(running.demo)
 app.command("methods")(looking.methods)

@@ -18,15 +18,19 @@ from perfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from perfed.config import Config
+    from perfed.engine.settings import Watcher
     from perfed.leaderboard import Comparison
     from perfed.prepare import Prepared
     from perfed.result import Result
 
+Track = Annotated[
+    str | None, typer.Option("--track", help="Also send every evaluation to tensorboard or mlflow (extras).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 
 
 @with_words()
-def run(words: dict[str, Any], settings: list[str], as_json: Json = False) -> None:
+def run(words: dict[str, Any], settings: list[str], track: Track = None, as_json: Json = False) -> None:
     """Run one method: perfed run --method fedrep --data mnist --split dirichlet:0.1 --clients 100 --net cnn."""
     from perfed.experiment import begin
     from perfed.prepare import prepare
@@ -38,10 +42,12 @@ def run(words: dict[str, Any], settings: list[str], as_json: Json = False) -> No
         else _free(f"{resolved.data['name']}-{resolved.method['name']}-{resolved.seed}")
     )
     rundir.refuse_taken(place)
+    _check(track)
     with Watching(place) as watching:
         prepared = prepare(resolved.changed(out=str(place)))
         _advise(prepared)
-        result = begin(prepared, watch=watching.watch(resolved.method["name"], place))
+        watch = _also(track, prepared.config, place, watching.watch(resolved.method["name"], place))
+        result = begin(prepared, watch=watch)
     report(result, as_json)
 
 
@@ -51,6 +57,7 @@ def compare(
     settings: list[str],
     methods: Annotated[str, typer.Option("--methods", help="Names, with commas between; NAME+ft fine-tunes.")] = "",
     seeds: Annotated[str, typer.Option("--seeds", help="Whole numbers, with commas between.")] = "",
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Run several methods and seeds and rank them. The same command again goes on where it stopped."""
@@ -69,11 +76,12 @@ def compare(
     for setting in single:
         name, _, rest = setting.partition(".")
         own[name] = config.override({"method": own.get(name, {})}, [f"method.{rest}"])["method"]
+    _check(track)
     out = words.pop("out", None)
     place = Path(out) if out else _free("compare-" + str(words.get("data", "digits")))
     with Watching(place) as watching:
         made = comparison.compare(
-            wanted, tries, out=place, announce=_announcer(watching), settings=own, **_checked(words)
+            wanted, tries, out=place, announce=_announcer(watching, track), settings=own, **_checked(words)
         )
     report_comparison(made, as_json)
 
@@ -82,17 +90,19 @@ def resume(
     directory: Annotated[Path, typer.Argument(help="The directory of a run or of a comparison.")],
     workers: Annotated[int | None, typer.Option(help="Processes that compute, if others than before.", min=1)] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are kept, if it moved.")] = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Continue a run or a comparison after a crash or Ctrl-C, to the same bits."""
     words: dict[str, Any] = {"workers": workers} if workers is not None else {}
     if data_dir:
         words["data_dir"] = str(data_dir)
+    _check(track)
     if rundir.is_comparison(directory):
         from perfed import comparison
 
         with Watching(directory) as watching:
-            made = comparison.resume_comparison(directory, _announcer(watching), **words)
+            made = comparison.resume_comparison(directory, _announcer(watching, track), **words)
         return report_comparison(made, as_json)
     rundir.require(directory)
     if rundir.is_finished(directory):
@@ -100,7 +110,10 @@ def resume(
     from perfed.experiment import resume as resume_run
 
     with Watching(directory) as watching:
-        result = resume_run(directory, watch=watching.watch(directory.name, directory), **words)
+        watch = _also(
+            track, config.load(directory / rundir.CONFIG), directory, watching.watch(directory.name, directory)
+        )
+        result = resume_run(directory, watch=watch, **words)
     report(result, as_json)
 
 
@@ -158,15 +171,32 @@ def _advise(prepared: Prepared) -> None:
         typer.echo(f"--executor cohort would train about {gain:.1f} times as fast, equal to 1e-5.", err=True)
 
 
-def _announcer(watching: Watching) -> Callable[[Config, str], Watch | None]:
-    def announce(run: Config, what: str) -> Watch | None:
+def _announcer(watching: Watching, track: str | None = None) -> Callable[[Config, str], Watcher | None]:
+    def announce(run: Config, what: str) -> Watcher | None:
         name = f"{run.method['name']}, seed {run.seed}"
         if what == "skip":
             typer.echo(f"{name}: finished before", err=True)
             return None
-        return watching.watch(name, watching.place / run.method["name"] / str(run.seed))
+        place = watching.place / run.method["name"] / str(run.seed)
+        return _also(track, run, place, watching.watch(name, place))
 
     return announce
+
+
+def _check(track: str | None) -> None:
+    if track is not None:
+        from perfed.track import check
+
+        check(track)
+
+
+def _also(track: str | None, run: Config, place: Path, watch: Watch) -> Watcher:
+    """The watcher, and a tracker beside it if one is asked for."""
+    if track is None:
+        return watch
+    from perfed.track import tracked
+
+    return tracked(track, run, place, watch)
 
 
 def _checked(words: dict[str, Any]) -> dict[str, Any]:

@@ -87,6 +87,16 @@ class Plan:
         self._ever = (t, so_far)
         return so_far
 
+    def shares(self, t: int) -> dict[str, list[int]]:
+        """For each layer in order: its elements, how many of them a client keeps after round t, how many it sends."""
+        found = {layer: [0, 0, 0] for layer in self.net.layers}
+        for name, part in self.parts.items():
+            sums = found[part.layer]
+            sums[0] += part.tensor.numel()
+            sums[1] += _elements(part.tensor, self.private(t)[name])
+            sums[2] += _elements(part.tensor, self.travels(t)[name])
+        return found
+
     def pick(self, state: Mapping[str, Tensor], which: Mapping[str, Selection]) -> State:
         """The selected elements of a state."""
         picked = {name: take(state[name], chosen) for name, chosen in which.items() if name in state}
@@ -115,3 +125,7 @@ class Plan:
             stays = private[name] is True or (self.method.buffers == "reset" and part.is_buffer)
             answers[name] = False if stays else self.method.travels(part, round, complement(private[name]))
         return answers
+
+
+def _elements(tensor: Tensor, which: Selection) -> int:
+    return int(which.sum()) if isinstance(which, Tensor) else tensor.numel() * which

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -170,6 +171,22 @@ class Federation:
         who = np.repeat(np.arange(self.num_clients), self.sizes(part))
         flat = np.bincount(who * self.num_classes + labels, minlength=self.num_clients * self.num_classes)
         return flat.reshape(self.num_clients, self.num_classes).astype(np.int64)
+
+    def summary(self, most: int = 1000) -> dict[str, Any]:
+        """Names, and who has how much of which class, of the first clients: [class, samples, class, samples, ...]."""
+        shown = min(self.num_clients, most)
+        names = self.client_names
+        parts = {part: self.counts(part)[:shown] for part in ("train", "test")}
+        return {
+            "clients": self.num_clients,
+            "unseen": len(self.unseen),
+            "classes": list(self.classes),
+            "names": list(names[:shown]) if names else None,
+            **{
+                part: [[int(v) for c in np.flatnonzero(row) for v in (c, row[c])] for row in counts]
+                for part, counts in parts.items()
+            },
+        }
 
     def pooled_test(self) -> Split:
         """Every client's test samples, in client order."""

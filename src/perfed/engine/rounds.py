@@ -124,7 +124,7 @@ class Simulation:
             self.store.put_server(t, self.server.state)
             for client, state in self.server.slots.written.items():
                 self.store.put_slot(client, t, state)
-        record: dict[str, Any] = {"cohort": cohort, "clients": entries}
+        record: dict[str, Any] = {"cohort": cohort, "clients": entries, "layers": self.plan.shares(t)}
         if self.settings.due(t):
             record["metrics"] = self.scoring.evaluate(t)
             self.history.append(record["metrics"])

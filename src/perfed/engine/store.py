@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import sqlite3
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,7 @@ SCHEMA = """
 create table if not exists states (kind text, id integer, since integer, sha text, blob blob, primary key (kind, id));
 create table if not exists rounds (t integer primary key, record text, chain text);
 """
+LOCK_TRIES = 5
 NEVER: tuple[int, State] = (0, {})
 
 
@@ -270,11 +272,12 @@ def _link(chain: str, text: str) -> str:
 def _lock(directory: Path) -> TextIO:
     directory.mkdir(parents=True, exist_ok=True)
     handle = (directory / "lock").open("w")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        handle.close()
-        raise StoreError(
-            f"{directory} is in use by another process.", "Wait for it, or choose another directory."
-        ) from None
-    return handle
+    for left in range(LOCK_TRIES - 1, -1, -1):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except OSError:  # someone who looks whether the run is alive holds it for a moment
+            if left:
+                time.sleep(0.05)
+    handle.close()
+    raise StoreError(f"{directory} is in use by another process.", "Wait for it, or choose another directory.")

@@ -1,0 +1,207 @@
+"""The report page as a person meets it: drawn, without a network, by mouse, by keyboard, on a phone, in the dark."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from perfed import demo
+from perfed.comparison import compare
+from perfed.leaderboard import Comparison
+from perfed.report.page import write
+from tests.browser import made_up
+from tests.browser.chromium import Browser
+
+LINES = ("accuracy", "loss", "bytes", "flops", "sorted")
+CLIENTS = 6
+
+
+@pytest.fixture(scope="module")
+def everyone(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """The demo's methods, for two rounds."""
+    words = demo.WORDS | {"rounds": 2, "clients": CLIENTS, "eval_every": 1}
+    settings = {name: {"unfreeze": [0, 1]} for name in demo.SETTINGS}
+    return compare(
+        demo.names(), out=tmp_path_factory.mktemp("demo") / "runs", settings=settings, nets=demo.NETS, **words
+    )
+
+
+@pytest.fixture(scope="module")
+def page(everyone: Comparison) -> str:
+    return write([everyone.directory], everyone.directory / "report.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("seeds")
+    made_up.comparison(place / "runs", ["local", "fedavg", "fedrep", "cd2pfed"], rounds=8, clients=9, seeds=3)
+    return write([place / "runs"], place / "page.html").as_uri()
+
+
+def test_everything_is_drawn_and_nothing_is_asked_for(browser: Browser, page: str, everyone: Comparison) -> None:
+    browser.requests()
+    browser.open(page)
+    methods = len(everyone.runs)
+    assert methods == len(demo.names()) >= 27
+    assert browser.count("#board tbody tr") == methods
+    for chart in LINES:
+        assert browser.count(f"#{chart} g.series") == methods, chart
+        assert browser.count(f"#{chart} g.series:not(.grey)") == 8, chart
+    assert browser.count("#bubbles g.seen") == CLIENTS
+    assert browser.count("#glance .card") == methods
+    assert browser.count("#layers [data-layer]") == 3
+    assert browser.count("#gains rect") == CLIENTS
+    assert browser.count("#confusions table.confusion") == 2
+    assert browser.text("#board tbody th button") == everyone.rows[0]["method"]
+    assert f"{100 * everyone.rows[0]['mean']:.2f}" in browser.text("#board tbody tr")
+    assert browser.text("#commands pre").startswith("perfed compare --methods ")
+    assert everyone.rows[0]["state_sha256"][0] in browser.text("#hash-rows")
+    assert browser.log() == []
+    asked = [url for url in browser.requests() if not url.startswith(("data:", "about:"))]
+    assert [url for url in asked if url != page] == []
+
+
+def test_the_order_is_that_of_the_leaderboard_and_can_be_changed(
+    browser: Browser, page: str, everyone: Comparison
+) -> None:
+    browser.open(page)
+    shown = browser.run("[...document.querySelectorAll('#board tbody th button')].map((e) => e.textContent)")
+    assert shown == [row["method"] for row in everyone.rows]
+    browser.run("document.querySelector('[data-column=\"8\"]').click()")
+    shown = browser.run("[...document.querySelectorAll('#board tbody th button')].map((e) => e.textContent)")
+    up = {row["method"]: row["bytes_up"] for row in everyone.rows}
+    assert [up[name] for name in shown] == sorted(up.values())
+    assert browser.run("document.activeElement.dataset.column") == "8"
+
+
+def test_methods_are_turned_off_and_on_by_mouse_and_by_keyboard(browser: Browser, page: str) -> None:
+    browser.open(page)
+    button = '.method[data-method="0"]'
+
+    def state() -> tuple[str, list[int]]:
+        pressed = browser.run("document.querySelector(arguments[0]).getAttribute('aria-pressed')", button)
+        return pressed, [browser.count(f"#{chart} g.series:not(.grey)") for chart in LINES]
+
+    assert state() == ("true", [8] * 5)
+    browser.find(button).click()
+    assert state() == ("false", [7] * 5)
+    browser.find(button).send_keys(Keys.SPACE)
+    assert state() == ("true", [8] * 5)
+    assert browser.run("document.activeElement.dataset.method") == "0"
+    browser.find(button).send_keys(Keys.ENTER)
+    assert state() == ("false", [7] * 5)
+    browser.find(".check input").click()  # the others are no longer drawn at all
+    assert browser.count("#accuracy g.series") == 7
+
+
+def test_values_can_be_pointed_at_and_walked_through(browser: Browser, page: str, everyone: Comparison) -> None:
+    browser.open(page)
+    plot = browser.find("#accuracy .plot")
+    plot.send_keys(Keys.ARROW_RIGHT)
+    assert browser.text("#live").startswith("Round 1: ")
+    plot.send_keys(Keys.ARROW_RIGHT)
+    best = everyone.runs["fedrep"][0].history[-1]["local.mean"]
+    assert browser.text("#live").startswith("Round 2: ")
+    assert f"fedrep {100 * best:.2f} %" in browser.text("#live")
+    assert not browser.run("document.querySelector('#tip').hidden")
+    browser.run("document.querySelector('#bytes svg').dispatchEvent(new PointerEvent('pointermove', {clientX: 600}))")
+    assert browser.count("g.series.hot") >= 1
+    browser.find("#accuracy + details summary").click()
+    browser.until(lambda: browser.count("#accuracy + details tbody tr") == len(everyone.runs))
+
+
+def test_another_method_is_looked_at_closely(browser: Browser, page: str, everyone: Comparison) -> None:
+    browser.open(page)
+    place = [row["method"] for row in everyone.rows].index("vanilla")
+    browser.run("document.querySelectorAll('#glance .card')[arguments[0]].click()", place)
+    assert browser.text("#closely-title") == "vanilla, closely"
+    idle, sent = browser.run(  # the second layer is frozen in the first of two rounds
+        "['idle', 'sent'].map((c) => document.querySelector(`#layers [data-layer=fc2] .${c}`).getBBox().width)"
+    )
+    assert sent == pytest.approx(idle / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_narrow_screens_do_not_scroll_sideways(browser: Browser, page: str, width: int) -> None:
+    browser.open(page, width=width)
+    assert browser.sideways() <= 0
+    assert not browser.run("document.querySelector('#methods details').open")
+    browser.run("document.querySelector('#methods summary').click()")
+    assert browser.sideways() <= 0
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_nothing_serious_stands_in_the_way_of_anybody(browser: Browser, seeds: str, page: str, dark: bool) -> None:
+    for address in (seeds, page):
+        browser.open(address, dark=dark)
+        browser.run("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+        assert browser.findings() == []
+
+
+def test_seeds_make_bands_and_ranks(browser: Browser, seeds: str) -> None:
+    browser.open(seeds)
+    assert browser.count("#accuracy .band") == browser.count("#sorted .band") == 4
+    assert browser.count("#board .whisker") == 4
+    assert browser.count("#gain-choices select") == 2
+    assert "±" in browser.text("#board tbody tr")
+
+
+def test_it_prints(browser: Browser, seeds: str) -> None:
+    browser.open(seeds, dark=True)
+    pdf = base64.b64decode(browser.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
+    assert pdf.startswith(b"%PDF")
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    colour = browser.run("getComputedStyle(document.body).backgroundColor")
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert colour == "rgb(255, 255, 255)"
+
+
+def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
+    bad = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+    clients = [
+        bad,
+        "x" * 10_000,
+        "\u202eклиент 顧客",
+        "</script><script>hacked = 1</script>",
+        "\u2028\ud800",
+        "a&amp;b",
+    ]
+    classes = [bad, "y" * 10_000, *"cdefghij"]
+    for seed, name in enumerate(["fedrep", "local", "fedavg"]):
+        made_up.run(
+            tmp_path / f"{name}{bad.replace('/', '')}"[:200],
+            name,
+            3,
+            6,
+            0,
+            0.5 + seed / 10,
+            names=clients,
+            classes=classes,
+            data=f"python:{bad}",
+            shift="z" * 10_000,
+        )
+    page = write(sorted(tmp_path.iterdir()), tmp_path / "page.html")
+    for width in (1300, 390):
+        browser.open(page.as_uri(), width=width)
+        assert browser.log() == []
+        assert browser.run("window.hacked === undefined")
+        assert browser.count("img") == 0
+        assert browser.sideways() <= 0
+        assert "<script>window.hacked" in browser.text("h1")
+        assert "<script>" in browser.text("#confusion-choices option")
+    assert "a&amp;b" in browser.text("#confusion-choices")
+
+
+def test_a_large_comparison_is_small_and_quick(browser: Browser, tmp_path: Path) -> None:
+    made_up.comparison(tmp_path / "runs", made_up.names(30), rounds=100, clients=100)
+    page = write([tmp_path / "runs"], tmp_path / "page.html")
+    assert page.stat().st_size < 5_000_000
+    times = []
+    for _ in range(3):
+        browser.open(page.as_uri())
+        times.append(int(browser.run("document.documentElement.dataset.drawn")))
+        assert browser.count("#accuracy g.series") == 30
+    assert min(times) < 2000, times
