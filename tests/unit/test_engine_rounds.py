@@ -15,6 +15,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
+from perfed import nets
 from perfed.core import registry
 from perfed.core.client import Client
 from perfed.core.fit import Phase
@@ -26,7 +27,7 @@ from perfed.engine.executors import Pool, Serial, WorkerError
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Outcome, Settings
 from perfed.engine.worker import Reply, Task, Worker
-from perfed.errors import ConfigError, SplitError
+from perfed.errors import ConfigError, NetError, SplitError
 from tests.conftest import batchnorm_net, small_net
 
 
@@ -315,7 +316,8 @@ def test_the_model_one_gets_is_the_model_that_was_scored(policy: str, digits: Fe
     simulation.close()
 
 
-def test_one_sample_and_batch_normalisation_go_together(tmp_path: Any) -> None:
+@pytest.mark.parametrize("name", [name for name in registry.methods() if name != "pse"])
+def test_one_sample_and_batch_normalisation_go_together(name: str, tmp_path: Any) -> None:
     x = torch.randint(0, 255, (24, 1, 8, 8), dtype=torch.uint8)
     rows = [
         "index,client,part",
@@ -326,8 +328,26 @@ def test_one_sample_and_batch_normalisation_go_together(tmp_path: Any) -> None:
     (tmp_path / "who.csv").write_text("\n".join(rows) + "\n")
     federation = federate(from_tensors(x, torch.arange(24) % 2), split=f"file:{tmp_path / 'who.csv'}")
     assert federation.size(0) == 1
-    method = registry.make("fedavg", lr=0.05)
-    outcome = Simulation(federation, batchnorm_net(federation), method, Settings(rounds=2)).run()
+    method = registry.make(name, lr=0.05, **({"unfreeze": (0,)} if name in ("vanilla", "anti") else {}))
+    try:
+        net = method.build(batchnorm_net(federation))
+    except NetError:
+        assert name == "fedma"  # cannot match through BatchNorm, and says so
+        return
+    outcome = Simulation(federation, net, method, Settings(rounds=2)).run()
+    assert outcome is not None
+    assert not outcome.faults
+
+
+@pytest.mark.parametrize("name", [name for name in registry.methods() if name != "pse"])
+def test_a_network_that_is_a_head_alone_runs_or_is_refused(name: str, digits: Federation) -> None:
+    method = registry.make(name, lr=0.05)
+    try:
+        net = method.build(nets.build("mlp", digits.input_shape, digits.num_classes, hidden=[]))
+        outcome = Simulation(digits, net, method, Settings(rounds=2, new=False)).run()
+    except NetError:
+        assert name in ("anti", "cd2pfed", "fedma", "fedpac", "vanilla")
+        return
     assert outcome is not None
     assert not outcome.faults
 

@@ -22,7 +22,7 @@ from perfed.data import Federation, federate, from_tensors
 from perfed.engine.ledger import Flops
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Outcome, Settings
-from perfed.engine.worker import Worker
+from perfed.engine.worker import Task, Worker
 from perfed.errors import NetError
 from perfed.methods.cd2pfed import CD2pFed, cyclic
 from perfed.nets.net import Net
@@ -324,7 +324,7 @@ def test_the_sub_networks_are_cheap(digits: Federation) -> None:
     def flops(name: str, **hyper: Any) -> int:
         method = registry.make(name, **hyper)
         net = method.build(nets.build("lenet5", shape.input_shape, 10))
-        return Flops(Worker(shape, net, method, 50, 0)).of(0, 50)
+        return Flops(Worker(shape, net, method, 50, 0)).of(Task("train", 0, 50, 0, {}, {}))
 
     assert 1.3 < flops("cd2pfed") / flops("fedavg") < 1.45
 

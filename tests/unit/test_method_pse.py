@@ -159,6 +159,29 @@ def test_the_pull_is_xi_times_the_distance_on_excited_filters_alone(few: Federat
     assert partly == 3, "in every layer some filters are excited and some are not"
 
 
+def test_the_step_of_equation_4_moves_excited_filters_by_xi_and_the_loss_has_no_pull(few: Federation) -> None:
+    pulled, free = gradients(*ready(few, xi=0.5)[:2]), gradients(*ready(few, xi=0.0)[:2])
+    method = PSE(xi=0.25, pull="step")
+    client = at_work(method, few, net="conv3attn")
+    received = client.weights()
+    (phase,) = method.phases(client)
+    assert phase.loss is not None
+    assert phase.after_step is not None
+    client.net.module.train().requires_grad_()
+    client.load(shaken({n: t for n, t in received.items() if n.startswith("conv")}, 4, 0.05))
+    before = {name: tensor.clone() for name, tensor in client.weights().items()}
+    found = gradients(client, phase.loss(client, whole(client)))
+    torch.testing.assert_close(found, free, rtol=1e-4, atol=1e-6)
+    phase.after_step(client)
+    for name, now in client.weights().items():
+        expected = before[name].clone()
+        if name.startswith("conv") and name.endswith("weight"):
+            rows = (pulled[name] - free[name]).flatten(1).abs().sum(dim=1) > 1e-4
+            assert rows.any()
+            expected[rows] += 0.25 * (received[name] - expected)[rows]
+        torch.testing.assert_close(now, expected, rtol=1e-5, atol=1e-6)
+
+
 # Equations 7 and 8
 
 

@@ -78,6 +78,9 @@ def test_smoke(name: str, tmp_path: Path) -> None:
     shown = {key for row in found["rows"].values() for key, cell in row["cells"].items() if "measured" in cell}
     late = {c.key for c in recipe.columns if c.round is not None}
     other = {c.key for c in recipe.columns if c.metric.startswith("client.") or c.metric == "external"}
+    tasks = {c.key for c in recipe.columns if ".task." in c.metric}  # pFedC's own, which smoke runs in one setting
+    assert not tasks or shown & tasks
+    other |= tasks
     assert shown >= {c.key for c in recipe.columns} - late - other
     assert markdown(found).count("|") > 10
     assert recipe.title in page_text(recipe, found)

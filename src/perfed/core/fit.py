@@ -92,6 +92,13 @@ def set_trainable(net: Net, trains: Sequence[str]) -> list[nn.Parameter]:
     return trained
 
 
+def keep_statistics(net: Net) -> None:
+    """Let BatchNorm use what it has: one sample has no statistics of its own."""
+    for module in net.module.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+
+
 def batches(n: int, size: int, source: torch.Generator, *, whole: bool) -> Iterable[Tensor]:
     """Shuffled index batches over n samples; none is dropped.
 
@@ -124,10 +131,10 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
         if not phase.epochs or not len(data):
             continue
         parameters = set_trainable(net, phase.trains)
-        if len(data) == 1:  # one sample has no statistics of its own
-            for module in net.module.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    module.eval()
+        if not parameters:  # a body that is not there, or nothing unfrozen
+            continue
+        if len(data) == 1:
+            keep_statistics(net)
         step = optimiser.over(parameters, phase.lr)
         x, cut = _input(client, phase)
         trainable = sum(parameter.numel() for parameter in parameters)

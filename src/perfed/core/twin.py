@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from perfed.core.client import Client
-from perfed.core.fit import set_trainable
+from perfed.core.fit import keep_statistics, set_trainable
 
 
 def twin(client: Client, state: Mapping[str, Tensor]) -> Client:
@@ -16,4 +16,6 @@ def twin(client: Client, state: Mapping[str, Tensor]) -> Client:
     other = replace(client, net=client.net.clone())
     other.load(state)
     set_trainable(other.net, other.net.layers)
+    if len(client.data.train) == 1:
+        keep_statistics(other.net)
     return other

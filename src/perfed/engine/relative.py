@@ -1,6 +1,6 @@
 """What a method costs beside FedAvg on the same network: FLOPs of local rounds, and bytes sent each way.
 
-Six rounds spread evenly over 300 are run, in which all of three clients take part, with every hyper-parameter at its
+Six rounds spread evenly over 300 are run, in which all of six clients take part, with every hyper-parameter at its
 default but the batch size. A round before them makes every client one that has taken part, with the memory that
 it then has.
 """
@@ -94,10 +94,10 @@ class Counting(Executor):
 
 @cache
 def _federation() -> Federation:
-    """Three clients with 20 noisy training images each, of four classes."""
-    noise = torch.randint(0, 256, (90, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    source = from_tensors(noise, torch.arange(90) % 4)
-    return federate(source, clients=3, split="iid", test_fraction=0.2, val_fraction=1 / 6)
+    """Six clients with 20 noisy training images each, of four classes."""
+    noise = torch.randint(0, 256, (180, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    source = from_tensors(noise, torch.arange(180) % 4)
+    return federate(source, clients=6, split="iid", test_fraction=0.2, val_fraction=1 / 6)
 
 
 def known(name: str) -> Spent | None:

@@ -75,7 +75,7 @@ class FedPAC(Method):
             return loss + self.lam * apart.square().mean()
 
         return [
-            Phase(self.head_epochs, trains=(net.head,), lr=self.head_lr),
+            Phase(self.head_epochs, trains=(net.head,), lr=self.head_lr * self.lr_decay ** (client.round.t - 1)),
             Phase(self.epochs, trains=net.body, loss=aligned, reuse=False),
         ]
 

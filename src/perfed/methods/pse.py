@@ -6,11 +6,14 @@
     alpha_k = mean over the batch of sum over positions of dp^c / dF_k,    c the true class
 
 with ~ on the local model and nothing on the global one, which is the received extractor with the local classifier.
+pull = "step" leaves xi's term out and makes the step of equation 4 after every batch: W~_k <- W~_k + xi (W_k - W~_k).
 F_k is the k-th map that a convolution gives. The extractor is averaged by data size, the classifier is private.
 
 Personalized Semantics Excitation for Federated Image Classification. Anonymous submission, under review.
 
-Differences from the paper: none known. Its lost equation 3 is read as Grad-CAM's weight averaged over the batch, with
+Differences from the paper: it writes the pull as a step of xi (equation 4) and as a term of the loss (equation 8). They
+differ by the learning rate: under SGD the term is a step of lr * xi, a hundredth of equation 4. The loss is the
+default, `pull` chooses. Its lost equation 3 is read as Grad-CAM's weight averaged over the batch, with
 the logit for p^c, as p is what the linear layers give. Without the exchange nothing is learnt from p: CE(p, y) belongs
 to the exchange (its section 2.3).
 """
@@ -45,6 +48,8 @@ class PSE(Method):
     """how strongly excited filters are drawn to the global ones"""
     excitation: bool = True
     """channel excitation; without it, the paper's variant v1"""
+    pull: Literal["loss", "step"] = "loss"
+    """excited filters are drawn by a term of the loss (equation 8), or by a step of xi after each batch (equation 4)"""
     exchange: bool = True
     """attention across the two models; without it, the local model's self-attention alone, the paper's variant v2"""
     position: bool = True
@@ -75,6 +80,7 @@ class PSE(Method):
         local, attention, linear = divide(client.net)
         received = copy.deepcopy(local).eval().requires_grad_(self.excitation)  # for alpha; the loss never reaches it
         filters = [(ours, theirs.detach()) for ours, theirs in zip(weights(local), weights(received), strict=True)]
+        chosen: list[Tensor] = []
 
         def loss(client: Client, batch: Batch) -> Tensor:
             """The paper's equation 8."""
@@ -89,11 +95,20 @@ class PSE(Method):
             if self.excitation:
                 a_local = alpha(p_local, batch.y, f_local, f_local, maps_local)
                 a_global = alpha(p_global, batch.y, seen, f_global, maps_global)
-                for (ours, theirs), chosen in zip(filters, map(excited, a_local, a_global), strict=True):
-                    total = total + self.xi / 2 * (chosen * (ours - theirs).square().sum(dim=(1, 2, 3))).sum()
+                chosen[:] = map(excited, a_local, a_global)
+                if self.pull == "loss":
+                    for (ours, theirs), k in zip(filters, chosen, strict=True):
+                        total = total + self.xi / 2 * (k * (ours - theirs).square().sum(dim=(1, 2, 3))).sum()
             return total
 
-        return [Phase(self.epochs, trains=client.net.layers, loss=loss, reuse=False)]
+        @torch.no_grad()
+        def step(client: Client) -> None:
+            """The paper's equation 4."""
+            for (ours, theirs), k in zip(filters, chosen, strict=True):
+                ours.lerp_(theirs, self.xi * k.to(ours.dtype).view(-1, 1, 1, 1))
+
+        after = step if self.excitation and self.pull == "step" else None
+        return [Phase(self.epochs, trains=client.net.layers, loss=loss, reuse=False, after_step=after)]
 
     def train(self, client: Client) -> Update:
         """A round; the client keeps a copy of the extractor that it sends."""
