@@ -72,7 +72,7 @@ def run(
             "flops": 10**7 * t,
             "layers": layers,
         }
-        shares = {f"conv{k}": [1000, 10 * t if k < 3 else 0, 1000 - 10 * t if k < 3 else 1000] for k in range(6)}
+        shares = [[f"conv{k}", 1000, 10 * t if k < 3 else 0, 1000 - 10 * t if k < 3 else 1000] for k in range(6)]
         entries = {str(c): {"up": 6000, "down": 6000, "samples": 30, "flops": 10**5} for c in range(clients)}
         own = {"clients": {"ids": list(range(clients)), "accuracy": [round(float(v), 6) for v in scores]}}
         records.append(

@@ -202,3 +202,14 @@ def test_the_commands_write_their_files(compared: Comparison, tmp_path: Path) ->
     made = CliRunner().invoke(app, ["table", str(compared.directory), "--format", "csv"])
     assert len(made.stdout.splitlines()) == 1 + len(METHODS)
     assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 2
+
+
+def test_layers_are_in_the_network_s_order_not_the_alphabet_s(tmp_path: Path) -> None:
+    run = perfed.run(
+        "fedper", net={"name": "conv3attn", "width": 0.0625, "heads": 1}, clients=5, rounds=1, out=tmp_path
+    )
+    found = facts.layers(run)
+    assert found is not None
+    assert found["names"] == ["conv1", "conv2", "conv3", "classifier"]
+    assert found["stages"][0][1][:3] == [0, 0, 0]
+    assert found["stages"][0][1][3] == found["sizes"][3]

@@ -87,15 +87,15 @@ class Plan:
         self._ever = (t, so_far)
         return so_far
 
-    def shares(self, t: int) -> dict[str, list[int]]:
-        """For each layer in order: its elements, how many of them a client keeps after round t, how many it sends."""
+    def shares(self, t: int) -> list[tuple[str, int, int, int]]:
+        """For each layer in order: name, elements, how many of them a client keeps after round t, how many it sends."""
         found = {layer: [0, 0, 0] for layer in self.net.layers}
         for name, part in self.parts.items():
             sums = found[part.layer]
             sums[0] += part.tensor.numel()
             sums[1] += _elements(part.tensor, self.private(t)[name])
             sums[2] += _elements(part.tensor, self.travels(t)[name])
-        return found
+        return [(layer, size, kept, sent) for layer, (size, kept, sent) in found.items()]
 
     def pick(self, state: Mapping[str, Tensor], which: Mapping[str, Selection]) -> State:
         """The selected elements of a state."""

@@ -150,7 +150,7 @@ def layers(result: Result) -> dict[str, Any] | None:
     """For each layer: elements, and from which round on how many are private, how many travel, and bytes per client."""
     try:
         records = rundir.records(result.directory)
-        names = list(records[0]["layers"])
+        names = [name for name, *_ in records[0]["layers"]]
         before: Mapping[str, int] = {}
         stages: list[list[Any]] = []
         others = False
@@ -161,11 +161,11 @@ def layers(result: Result) -> dict[str, Any] | None:
                 for way in ("up", "down")
             ]
             others |= any(way[-1] for way in ways)
-            stage = [[record["layers"][n][1] for n in names], [record["layers"][n][2] for n in names], *ways]
+            stage = [[kept for _, _, kept, _ in record["layers"]], [sent for *_, sent in record["layers"]], *ways]
             if not stages or stages[-1][1:] != stage:
                 stages.append([record["t"], *stage])
             before = now
-        sizes = [records[0]["layers"][n][0] for n in names]
+        sizes = [size for _, size, *_ in records[0]["layers"]]
         return {
             "names": [cut(n) for n in names],
             "sizes": sizes,
@@ -173,7 +173,7 @@ def layers(result: Result) -> dict[str, Any] | None:
             "stages": stages,
             "kept": _kept(result),
         }
-    except (PerfedError, KeyError, TypeError, IndexError):  # a run of before these were recorded
+    except (PerfedError, KeyError, TypeError, ValueError, IndexError):  # a run of before these were recorded
         return None
 
 
