@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,18 @@ def test_a_large_comparison_is_small_and_quick(browser: Browser, tmp_path: Path)
         times.append(int(browser.run("document.documentElement.dataset.drawn")))
         assert browser.count("#accuracy g.series") == 30
     assert min(times) < 2000, times
+
+
+def test_marks_on_an_axis_have_labels_that_tell_them_apart(browser: Browser, page: str) -> None:
+    browser.open(page)
+    labels = browser.run(
+        "[...document.querySelectorAll('svg.chart .axes')].map((axes) =>"
+        " [...axes.querySelectorAll('text[text-anchor=end]')].map((t) => t.textContent))"
+    )
+    assert len(labels) >= len(LINES)
+    assert all(len(set(marks)) == len(marks) > 1 for marks in labels)
+    source = resources.files("perfed.report.web").joinpath("chart.js").read_text()
+    body = source[source.index("function digits") : source.index("function lineChart")]
+    marks = "[[0.98, 0.985], [0.975, 1], [0, 0.25], [0.1, 0.1001]]"
+    found = browser.run(f"(() => {{ {body}; return {marks}.map((two) => digits(two, 100)); }})()")
+    assert found == [1, 1, 0, 2]

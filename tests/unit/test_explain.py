@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import perfed
 from perfed.cli import app
 from perfed.errors import ConfigError
-from perfed.explain import clients, maps, models
+from perfed.explain import clients, explanation, maps, models
 from perfed.explain.explanation import kept
 from perfed.leaderboard import Comparison
 from perfed.report.page import render
@@ -150,3 +150,5 @@ def test_a_network_without_convolutions_is_explained_by_gradients(tmp_path: Path
 def test_a_client_that_is_not_there_is_refused(compared: Comparison) -> None:
     with pytest.raises(ConfigError, match="client = 99"):
         models.side_by_side(Result.load(compared.runs["fedrep"][0].directory), 99)
+    with pytest.raises(ConfigError, match="There is no client 99"):
+        explanation.explain(Result.load(compared.runs["fedrep"][0].directory), 99)

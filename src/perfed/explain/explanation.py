@@ -44,6 +44,8 @@ def explain(result: Result, client: int, out: Path | None = None) -> list[Path]:
 
 def _pictures(result: Result, client: int) -> list[dict[str, Any]]:
     federation = result.made().federation
+    if not 0 <= client < federation.num_clients:
+        raise ConfigError(f"There is no client {client}.", f"The run has clients 0 to {federation.num_clients - 1}.")
     data, classes = federation.client(client).test, federation.classes
     torch.manual_seed(0)
     models = side_by_side(result, client)

@@ -38,13 +38,14 @@ def table(directories: Iterable[Path | str], format: str, metrics: Sequence[str]
         known = {key for s in settings for r in _results(s) for key in r.metrics} | set(COSTS)
         if metric not in known:
             raise unknown("metric in these runs", metric, known)
-    labels = list(dict.fromkeys(row["method"] for setting in settings for row in setting.rows))
+    rows = [row for setting in settings for row in setting.rows]
+    shown = {row["method"]: f"{row['method']} ({row['net']})" if "net" in row else row["method"] for row in rows}
     columns = [(setting, metric) for setting in settings for metric in metrics]
     heads = [_head(setting, metric, len(settings) > 1, len(metrics) > 1) for setting, metric in columns]
-    cells = [{label: cell(s.runs[label], metric) for label in s.runs} for s, metric in columns]
+    cells = [{shown[name]: cell(s.runs[name], metric) for name in s.runs} for s, metric in columns]
     found = [{label: held for label, held in column.items() if held} for column in cells]
     ranks = [places(column, metric) for column, (_, metric) in zip(found, columns, strict=True)]
-    return FORMATS[format](labels, heads, found, ranks, [_digits(metric) for _, metric in columns])
+    return FORMATS[format](list(shown.values()), heads, found, ranks, [_digits(metric) for _, metric in columns])
 
 
 def cell(results: Sequence[Result], metric: str) -> Cell | None:
@@ -53,7 +54,7 @@ def cell(results: Sequence[Result], metric: str) -> Cell | None:
     known = [float(value) for value in values if value is not None]
     if len(known) < len(values) or not known:
         return None
-    factor = 1 if metric in COSTS or metric.endswith("loss") else 100
+    factor = 1 if metric in COSTS or metric.endswith(("loss", "_round")) else 100
     spread = factor * statistics.stdev(known) if len(known) > 1 else None
     return Cell(factor * statistics.fmean(known), spread, len(known))
 

@@ -77,6 +77,14 @@ function thinned(marks, at, room) {
 }
 
 // series: {name, slot (undefined: grey), points: [{x, y, low, high, label}], star: {x, y}}; front: [[x, y], ...]
+// The digits after the point that tell neighbouring marks apart, each in `unit`s.
+function digits(marks, unit) {
+  const step = marks.length > 1 ? (marks[1] - marks[0]) * unit : 1;
+  let found = 0;
+  while (found < 6 && Math.abs(step * 10 ** found - Math.round(step * 10 ** found)) > 1e-6 * step * 10 ** found) found += 1;
+  return found;
+}
+
 function lineChart(host, spec) {
   const wide = Math.max(260, host.clientWidth || 640), high = spec.height ?? (wide < 480 ? 270 : 320);
   const room = { left: 46, right: 14, top: 14, bottom: 44 };
@@ -88,7 +96,7 @@ function lineChart(host, spec) {
   const grid = s("g", { class: "axes", "aria-hidden": "true" });
   for (const v of y.marks) {
     grid.append(s("line", { x1: room.left, x2: wide - room.right, y1: y.at(v), y2: y.at(v), class: "grid" }));
-    grid.append(s("text", { x: room.left - 8, y: y.at(v), dy: "0.34em", "text-anchor": "end" }, spec.y.format(v)));
+    grid.append(s("text", { x: room.left - 8, y: y.at(v), dy: "0.34em", "text-anchor": "end" }, (spec.y.unit * v).toFixed(digits(y.marks, spec.y.unit))));
   }
   for (const v of thinned(x.marks, x.at, spec.x.log ? 52 : 30)) {
     grid.append(s("line", { x1: x.at(v), x2: x.at(v), y1: high - room.bottom, y2: high - room.bottom + 4, class: "tick" }));

@@ -42,7 +42,7 @@ const over = (lines, k) => {
 };
 const range = (m, p, exact) => (p.high > p.low ? `${exact(p.y)} (${exact(p.low)} to ${exact(p.high)})` : exact(p.y));
 
-const share = { format: (v) => (100 * v).toFixed(v < 0.1 && v > 0 ? 1 : 0), exact: (v) => `${percent(v)} %` };
+const share = { unit: 100, exact: (v) => `${percent(v)} %` };
 
 function byRound(host, key, title, label, shape) {
   const lines = series(
@@ -133,7 +133,7 @@ function byGain(host) {
   const image = s("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", class: "chart", "aria-label": text, "data-series": bars.length });
   for (const v of y.marks) {
     image.append(s("line", { x1: room.left, x2: wide - room.right, y1: y.at(v), y2: y.at(v), class: v === 0 ? "base" : "grid" }));
-    image.append(s("text", { x: room.left - 8, y: y.at(v), dy: "0.34em", "text-anchor": "end" }, points(v, 0)));
+    image.append(s("text", { x: room.left - 8, y: y.at(v), dy: "0.34em", "text-anchor": "end" }, points(v, digits(y.marks, 100))));
   }
   bars.forEach((b, i) => {
     const top = Math.min(y.at(b.gain), y.at(0)), tall = Math.max(1.5, Math.abs(y.at(b.gain) - y.at(0)));
@@ -320,8 +320,8 @@ function layersAtAGlance(host) {
   const cards = group().methods.map((m, k) => {
     if (!m.layers) return null;
     const { parts, high } = strip(m, 180, Math.max(3, Math.min(13, 60 / m.layers.names.length)), 2, 0);
-    const g = m.layers.stages.at(-1);
-    return h("button", { type: "button", class: "card", "aria-pressed": String(k === state.focus), onclick: () => focusOn(k, true) }, h("span", { class: "who" }, short(m.name, 26)), s("svg", { viewBox: `0 0 180 ${high}`, class: "strip", "aria-hidden": "true", preserveAspectRatio: "none" }, parts), h("span", { class: "note" }, `${size(g[3].reduce((a, b) => a + b, 0))} up per round`));
+    const per = (stage) => size(stage[3].reduce((a, b) => a + b, 0)), first = per(m.layers.stages[0]), last = per(m.layers.stages.at(-1));
+    return h("button", { type: "button", class: "card", "aria-pressed": String(k === state.focus), onclick: () => focusOn(k, true) }, h("span", { class: "who" }, short(m.name, 26)), s("svg", { viewBox: `0 0 180 ${high}`, class: "strip", "aria-hidden": "true", preserveAspectRatio: "none" }, parts), h("span", { class: "note" }, first === last ? `${last} up per client and round` : `${first} up per client in round 1, ${last} at the end`));
   });
   host.replaceChildren(...cards.filter(Boolean));
 }
@@ -471,7 +471,7 @@ function selectors() {
 const PARTS = {
   board: leaderboard,
   accuracy: (host) => byRound(host, "accuracy", "Accuracy by round", "accuracy, mean over clients (%)", share),
-  loss: (host) => byRound(host, "loss", "Loss by round", "loss on test data", { format: (v) => String(Number(v.toPrecision(3))), exact: loss }),
+  loss: (host) => byRound(host, "loss", "Loss by round", "loss on test data", { unit: 1, exact: loss }),
   bytes: (host) => byCost(host, "bytes"),
   flops: (host) => byCost(host, "flops"),
   sorted: bySorted,

@@ -89,10 +89,10 @@ function charts(order) {
   const drawn = order.filter((run) => run.curve?.length && !off.has(run.id)).slice(0, SHOWN);
   byId("curves").hidden = !order.some((run) => run.curve?.length);
   if (byId("curves").hidden) return;
-  const exact = (v) => `${percent(v)} %`, format = (v) => (100 * v).toFixed(0);
+  const exact = (v) => `${percent(v)} %`, unit = 100;
   const lines = (points) => drawn.map((run) => ({ name: label(run), slot: lookOf(run), points: points(run) }));
-  lineChart(byId("accuracy"), { title: "Accuracy by round", column: true, series: lines((run) => run.curve.map(([x, y]) => ({ x, y, label: exact(y) }))), summary: `${plural(drawn.length, "run")}.`, x: { label: "round", format: String, whole: true, heading: (t) => `Round ${t}` }, y: { label: "accuracy, mean over clients (%)", format, exact } });
-  lineChart(byId("sorted"), { title: "Clients' accuracies, sorted", column: true, series: lines((run) => run.clients.filter((v) => v !== null).sort((a, b) => a - b).map((y, k) => ({ x: k + 1, y, label: exact(y) }))), summary: "At the last evaluation of each run.", x: { label: "clients, worst first", format: String, whole: true, heading: (k) => `Client ${k} from below` }, y: { label: "accuracy at the last evaluation (%)", format, exact } });
+  lineChart(byId("accuracy"), { title: "Accuracy by round", column: true, series: lines((run) => run.curve.map(([x, y]) => ({ x, y, label: exact(y) }))), summary: `${plural(drawn.length, "run")}.`, x: { label: "round", format: String, whole: true, heading: (t) => `Round ${t}` }, y: { label: "accuracy, mean over clients (%)", unit, exact } });
+  lineChart(byId("sorted"), { title: "Clients' accuracies, sorted", column: true, series: lines((run) => run.clients.filter((v) => v !== null).sort((a, b) => a - b).map((y, k) => ({ x: k + 1, y, label: exact(y) }))), summary: "At the last evaluation of each run.", x: { label: "clients, worst first", format: String, whole: true, heading: (k) => `Client ${k} from below` }, y: { label: "accuracy at the last evaluation (%)", unit, exact } });
 }
 
 async function ask() {
