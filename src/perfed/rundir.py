@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from perfed.errors import StoreError
+from perfed.errors import ConfigError, StoreError
 
 CONFIG = "config.toml"
 RESULT = "result.json"
@@ -112,6 +112,16 @@ def claim(directory: Path, config: str) -> None:
         raise StoreError(f"{directory} was just taken by another run.", "Give another --out.") from None
     except OSError as error:
         raise StoreError(f"{directory} cannot be written: {error}.", "Give another --out.") from None
+
+
+def hand_out(text: str, out: Path) -> Path:
+    """Write a file where a person asked for it."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write(out, text.encode())
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error}.", "Give another --out.") from None
+    return out
 
 
 def write(path: Path, content: bytes, *, new: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Commands for people who look: the report page, tables for papers."""
+"""Commands for people who look: the report page, tables for papers, live view, explanations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from perfed import rundir
 
 Runs = Annotated[list[Path], typer.Argument(help="Directories of finished runs and comparisons.")]
 
@@ -28,10 +30,9 @@ def table(
 ) -> None:
     """A table for a paper: mean ± spread over seeds, the best in bold, the second underlined."""
     from perfed.report.papers import table as make
-    from perfed.report.papers import write
 
     text = make(runs, format, [name.strip() for name in metrics.split(",") if name.strip()])
-    typer.echo(write(text, out) if out else text, nl=bool(out))
+    typer.echo(rundir.hand_out(text, out) if out else text, nl=bool(out))
 
 
 def watch(

@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -221,14 +221,19 @@ class Store:
     def _where(self) -> str:
         return str(self.directory / FILE) if self.directory else "the run in memory"
 
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except PerfedError:
-            raise
-        except (sqlite3.Error, ValueError, KeyError, TypeError, OverflowError) as error:
-            raise StoreError(f"{self._where} cannot be used: {error}.", _CURE) from error
+    def _guard(self) -> AbstractContextManager[None]:
+        return guard(self._where, _CURE)
+
+
+@contextmanager
+def guard(where: str, cure: str) -> Iterator[None]:
+    """Whatever a damaged database makes go wrong inside, told as one."""
+    try:
+        yield
+    except PerfedError:
+        raise
+    except (sqlite3.Error, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise StoreError(f"{where} cannot be used: {error}.", cure) from error
 
 
 _CURE = "Restore the directory from a copy, or start the run anew in another directory."

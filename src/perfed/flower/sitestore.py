@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from perfed.core.state import State, from_bytes, to_bytes
-from perfed.engine.store import fingerprint
+from perfed.engine.store import fingerprint, guard
 from perfed.engine.worker import Kept
-from perfed.errors import PerfedError, StoreError
+from perfed.errors import StoreError
 
 FILE = "site.db"
 SCHEMA = """
@@ -145,11 +145,5 @@ class SiteStore:
                     self._db.execute("rollback")
                 raise
 
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except PerfedError:
-            raise
-        except (sqlite3.Error, ValueError, KeyError, TypeError, OverflowError) as error:
-            raise StoreError(f"{self.path} cannot be used: {error}.", "Restore it from a copy.") from error
+    def _guard(self) -> AbstractContextManager[None]:
+        return guard(str(self.path), "Restore it from a copy.")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from perfed import rundir
-from perfed.errors import ConfigError
 from perfed.explain.explanation import kept
 from perfed.report import facts
 from perfed.report.collect import Setting, collect
@@ -17,13 +16,7 @@ from perfed.report.tables import COLUMNS, cells
 
 def write(directories: Iterable[Path | str], out: Path) -> Path:
     """Write the page of these runs and comparisons."""
-    text = render(directories)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        rundir.write(out, text.encode())
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error}.", "Give another --out.") from None
-    return out
+    return rundir.hand_out(render(directories), out)
 
 
 def render(directories: Iterable[Path | str]) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfed import rundir
 from perfed.errors import ConfigError, unknown
 from perfed.report.collect import Setting, collect
 from perfed.report.tables import METRICS
@@ -68,16 +67,6 @@ def places(column: Mapping[str, Cell], metric: str) -> dict[str, int]:
     lower = metric in COSTS or metric.endswith(LOWER)
     order = sorted(set(shown.values()), reverse=not lower)
     return {label: place for place in (1, 2) for label, v in shown.items() if order[place - 1 : place] == [v]}
-
-
-def write(text: str, out: Path) -> Path:
-    """Write the table to a file."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        rundir.write(out, text.encode())
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error}.", "Give another --out.") from None
-    return out
 
 
 Columns = Sequence[dict[str, Cell]]
