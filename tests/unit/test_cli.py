@@ -218,6 +218,7 @@ def test_lists_for_people_and_machines(tmp_path: Path) -> None:
     assert own["head_epochs"]["meaning"] == "epochs on the head with the body frozen (tau_h)"
     assert own["finetune_epochs"]["default"] == 10
     assert "FedRep" in call("methods").stdout
+    assert call("methods").stdout.count("…") == 0
     assert "digits" in json.loads(call("data", "list", "--json").stdout)
     shown = json.loads(call("data", "show", "--clients", "5", "-o", tmp_path / "p.png", "--json").stdout)
     assert (shown["clients"], shown["classes_per_client"][0]) == (5, 2)

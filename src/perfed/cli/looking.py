@@ -14,6 +14,9 @@ from rich.table import Table
 from perfed import rundir
 from perfed.cli.running import Json, print_json, report, report_comparison
 
+WIDE = 130
+"""Terminals narrower than this are shown a method in one cell."""
+
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, to see its hyper-parameters.")] = None,
@@ -31,13 +34,17 @@ def methods(
         costs = {key: {"cost": None if cost is None else dataclasses.asdict(cost)} for key, cost in spent.items()}
         return print_json({key: facts | costs[key] for key, facts in found.items()})
     console = Console()
-    table = Table("name", "title", "family", "private", "travels", box=box.SIMPLE_HEAD, show_edge=False)
+    wide = console.width >= WIDE
+    heads = ("name", "title", "family", "private", "travels") if wide else ("name", "what it is")
+    table = Table(*heads, box=box.SIMPLE_HEAD, show_edge=False)
     for column in ("FLOPs", "up", "down"):
         table.add_column(column, justify="right")
     for key, facts in found.items():
         cost = spent[key]
         ratios = ["–"] * 3 if cost is None else [f"{ratio:.2f}" for ratio in (cost.flops, cost.up, cost.down)]
-        table.add_row(key, *[facts[column] for column in ("title", "family", "keeps", "sends")], *ratios)
+        short = f"{facts['family']}; private: {facts['keeps']}; travels: {facts['sends']}"
+        told = [facts[column] for column in ("title", "family", "keeps", "sends")] if wide else [short]
+        table.add_row(key, *told, *ratios)
     console.print(table)
     console.print(
         "FLOPs, up, down: local work and bytes sent each way as multiples of FedAvg's, on the network `cnn` (PSE:"
