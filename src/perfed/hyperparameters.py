@@ -46,7 +46,9 @@ def listing(cls: type[Method]) -> list[HyperParameter]:
     own = set(vars(cls).get("__annotations__", {}))
     fields = sorted(dataclasses.fields(cls), key=lambda field: field.name not in own)
     return [
-        HyperParameter(f.name, accepted(hints.get(f.name, Any)), plain(_default(f)), meanings.get(f.name, ""))
+        HyperParameter(
+            f.name, ranged(_bounded(f.name, hints.get(f.name, Any))), plain(_default(f)), meanings.get(f.name, "")
+        )
         for f in fields
     ]
 
@@ -113,6 +115,15 @@ def accepted(hint: Any) -> str:
         kinds = dict.fromkeys(accepted(arg) for arg in args if arg is not Ellipsis)
         return "a list, each " + " or ".join(kinds)
     return "a value" if hint is Any else getattr(hint, "__name__", str(hint))
+
+
+def ranged(hint: Any) -> str:
+    """A type in words, with its limits."""
+    marks = [mark for info in getattr(hint, "__metadata__", ()) for mark in getattr(info, "metadata", ())]
+    limits = {name: getattr(mark, name) for mark in marks for name in _SAYS if hasattr(mark, name)}
+    if set(limits) == {"ge", "le"}:
+        return f"{accepted(hint)} from {limits['ge']} to {limits['le']}"
+    return " ".join([accepted(hint), " and ".join(_SAYS[name].format(limits[name]) for name in limits)]).strip()
 
 
 def plain(value: Any) -> Any:

@@ -217,6 +217,12 @@ def test_lists_for_people_and_machines(tmp_path: Path) -> None:
     own = {field["name"]: field for field in listed}
     assert own["head_epochs"]["meaning"] == "epochs on the head with the body frozen (tau_h)"
     assert own["finetune_epochs"]["default"] == 10
+    trained = json.loads(call("methods", "vanilla", "--json").stdout)["recipes"]
+    assert trained["scheduling-table2-mnist"]["method"] == {
+        "lr": 0.005, "batch_size": 10, "epochs": 1, "finetune_epochs": 10,
+    }  # fmt: skip
+    assert "leaderboard" not in trained
+    assert "scheduling-table2-mnist" in call("methods", "vanilla").stdout
     assert "FedRep" in call("methods").stdout
     assert call("methods").stdout.count("…") == 0
     assert "digits" in json.loads(call("data", "list", "--json").stdout)

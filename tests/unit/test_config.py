@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perfed import config, hyperparameters
 from perfed.core.method import Method
-from perfed.core.registry import methods
+from perfed.core.registry import method_class, methods
 from perfed.errors import ConfigError, PerfedError, UnknownNameError
 
 
@@ -142,6 +142,10 @@ def test_types_of_a_users_own_hyper_parameters(monkeypatch: pytest.MonkeyPatch) 
     assert listed["sizes"].meaning == "layer sizes"
     assert listed["lr"].meaning == "learning rate of the local SGD"
     assert next(iter(listed)) == "sizes"
+    assert listed["lr"].type == "a number above 0"
+    assert listed["momentum"].type == "a number of at least 0 and below 1"
+    cd2 = {field.name: field.type for field in hyperparameters.listing(method_class("cd2pfed"))}
+    assert cd2["p"] == "a number from 0 to 1"
 
 
 VALID = config.resolve({"method": "fedrep", "net": {"name": "mlp", "hidden": [3]}, "shift": "rotation"}).toml()

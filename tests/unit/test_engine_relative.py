@@ -3,7 +3,7 @@
 import pytest
 
 from perfed.core import registry
-from perfed.engine.relative import known, relative
+from perfed.engine.relative import known, relative, spent
 
 
 @pytest.mark.parametrize("name", registry.methods())
@@ -25,6 +25,16 @@ def test_by_hand() -> None:
     assert relative("local").up == relative("local").down == 0
     forward_of_step = 1 / relative("pfedsd").flops
     assert 2 / 3 < forward_of_step < 0.8  # the first layer needs no gradient of its input: a step is under 3 forwards
+
+
+def test_local_rounds_of_the_five_systems_stay_within_their_bounds() -> None:
+    """By operations counted: what a clock would show without noise."""
+    epoch = spent("fedavg", "cnn", rounds=(2,)).flops
+    teacher = spent("pfedsd", "cnn", rounds=(2,)).flops - epoch  # PFedSD is FedAvg's epoch and a forward pass
+    assert spent("cd2pfed", "cnn", rounds=(2,), linear_increment=False).flops <= 2.0 * epoch  # p = 0.5
+    assert spent("fedbsd", "cnn", rounds=(2,)).flops <= 1.5 * epoch + teacher  # ten epochs on the head, one on the body
+    assert spent("anti", "cnn", rounds=(2,)).flops <= 0.5 * epoch  # the first stage
+    assert spent("vanilla", "cnn", rounds=(2,)).flops > 0.5 * epoch  # it still runs the whole backward pass
 
 
 def test_a_method_of_another_package_has_no_figures() -> None:

@@ -61,14 +61,17 @@ def _describe(cls: Any) -> dict[str, str]:
 
 
 def _method(name: str, as_json: bool) -> None:
-    from perfed import hyperparameters
+    from perfed import hyperparameters, recipes
     from perfed.core import registry
 
     cls = registry.method_class(name)
+    papers = recipes.of_paper(name)
     used = hyperparameters.table(registry.make(name))
     fields = [dataclasses.replace(field, default=used[field.name]) for field in hyperparameters.listing(cls)]
     if as_json:
-        return print_json(_describe(cls) | {"hyper-parameters": [dataclasses.asdict(field) for field in fields]})
+        listed = {"hyper-parameters": [dataclasses.asdict(field) for field in fields]}
+        trained = {recipe: {"table": table, "method": hyper} for recipe, (table, hyper) in papers.items()}
+        return print_json(_describe(cls) | listed | {"recipes": trained})
     console = Console()
     console.print(f"[bold]{cls.title or name}[/bold]  {cls.cites}", highlight=False)
     console.print(f"Private: {cls.keeps}. Travels: {cls.sends}.\n", highlight=False)
@@ -77,6 +80,14 @@ def _method(name: str, as_json: bool) -> None:
         table.add_row(field.name, str(field.default), field.meaning, field.type)
     console.print(table)
     console.print(f"\nChange one by --set method.{fields[0].name}=VALUE.", highlight=False)
+    if papers:
+        console.print(
+            "\nThe training settings are the same for all methods by default. Those of its paper's recipes:\n"
+        )
+        table = Table("recipe", "what it is", "hyper-parameters", box=box.SIMPLE_HEAD, show_edge=False)
+        for recipe, (what, hyper) in papers.items():
+            table.add_row(recipe, what, ", ".join(f"{key} {value}" for key, value in hyper.items()))
+        console.print(table)
 
 
 def show(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -55,20 +55,20 @@ def relative(name: str) -> Spent:
 
 
 @cache
-def spent(name: str, net: str) -> Spent:
-    """FLOPs and bytes of the rounds looked at."""
+def spent(name: str, net: str, rounds: tuple[int, ...] = LOOKED_AT, **hyper: float | bool) -> Spent:
+    """FLOPs and bytes of some of the 300 rounds."""
     federation = _federation()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        method = replace(registry.make(name), batch_size=10)
+        method = registry.make(name, batch_size=10, **hyper)
         built = method.build(nets.build(net, federation.input_shape, federation.num_classes))
     simulation = Simulation(federation, built, method, Settings(rounds=ROUNDS, eval_every=ROUNDS), executor=Counting)
     try:
-        simulation.step(LOOKED_AT[0] - 1)
+        simulation.step(rounds[0] - 1)
         counted, ledger = simulation.executor, simulation.ledger
         assert isinstance(counted, Counting)
         before = Spent(net, counted.flops, ledger.bytes_up, ledger.bytes_down)
-        for t in LOOKED_AT:
+        for t in rounds:
             simulation.step(t)
     finally:
         simulation.close()

@@ -182,6 +182,16 @@ def load(name: str) -> Recipe:
     return parse(name, files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
 
 
+def of_paper(method: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The recipes of a method's own paper: the table that each is, and the hyper-parameters that it trains with."""
+    found = {}
+    for recipe in map(load, names()):
+        own = [recipe.entries[label] for label in recipe.own]
+        for entry in [entry for entry in own if entry.method == method and entry.published][:1]:
+            found[recipe.name] = (recipe.table, entry.hyper)
+    return found
+
+
 def parse(name: str, text: str) -> Recipe:
     """A recipe from the text of its file."""
     try:
