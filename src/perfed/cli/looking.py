@@ -82,7 +82,7 @@ def _method(name: str, as_json: bool) -> None:
     console.print(f"\nChange one by --set method.{fields[0].name}=VALUE.", highlight=False)
     if papers:
         console.print(
-            "\nThe training settings are the same for all methods by default. Those of its paper's recipes:\n"
+            "\nTraining settings are the same for all methods by default. Those of its paper's recipes:\n"
         )
         table = Table("recipe", "what it is", "hyper-parameters", box=box.SIMPLE_HEAD, show_edge=False)
         for recipe, (what, hyper) in papers.items():
