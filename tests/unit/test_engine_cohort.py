@@ -22,7 +22,7 @@ FITTING: dict[str, dict[str, Any]] = {
     "anti": {"unfreeze": (0, 2), "finetune_epochs": 1},
     "fedavg": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
     "fedbabu": {"finetune_epochs": 1},
-    "fedper": {"epochs": 2},
+    "fedper": {"epochs": 2, "weight_decay": 0.01},
     "fedrep": {"head_epochs": 3, "momentum": 0.5},
     "lgfedavg": {},
     "local": {},

@@ -81,9 +81,7 @@ def _method(name: str, as_json: bool) -> None:
     console.print(table)
     console.print(f"\nChange one by --set method.{fields[0].name}=VALUE.", highlight=False)
     if papers:
-        console.print(
-            "\nTraining settings are the same for all methods by default. Those of its paper's recipes:\n"
-        )
+        console.print("\nTraining settings are the same for all methods by default. Those of its paper's recipes:\n")
         table = Table("recipe", "what it is", "hyper-parameters", box=box.SIMPLE_HEAD, show_edge=False)
         for recipe, (what, hyper) in papers.items():
             table.add_row(recipe, what, ", ".join(f"{key} {value}" for key, value in hyper.items()))

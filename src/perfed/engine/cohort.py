@@ -11,8 +11,8 @@ alone, so the number of workers changes nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence, Set
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from perfed.core import rng
 from perfed.core.client import Meter
 from perfed.core.fit import Optimiser, Phase, batches, is_plain
 from perfed.core.method import Method
-from perfed.core.sgd import Sgd
 from perfed.core.state import State
 from perfed.data.federation import Federation
 from perfed.engine.worker import Reply, Task, Worker
@@ -33,6 +32,8 @@ from perfed.nets.net import Net
 GROUP_BYTES = 8 << 20
 """Weights of a group: about what a processor keeps near itself."""
 SAMPLE_WISE = (nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus)
+Step = Callable[[Tensor, Tensor, Tensor], None]
+"""From every client's batch, the labels and the samples' weights in the loss."""
 CURE = "Leave executor out, which computes one client at a time."
 
 
@@ -70,6 +71,29 @@ class Layers(torch.autograd.Function):
             torch.bmm(slope.transpose(1, 2), x) if own else None,
             slope.sum(1) if bias else None,
         )
+
+
+class Descents(torch.autograd.Function):
+    """A linear layer of every client that steps while gradients pass: they are added to the weights and never stored.
+
+    `anchor` is what autograd is asked about, so that it comes by here although the weights want no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lr: float, anchor: Tensor) -> Tensor:  # noqa: D102
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.lr = weight, bias, lr
+        turned = weight.transpose(1, 2)
+        return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+        (x,) = ctx.saved_tensors
+        below = torch.bmm(slope, ctx.weight) if ctx.needs_input_grad[0] else None
+        ctx.weight.baddbmm_(slope.transpose(1, 2), x, alpha=-ctx.lr)
+        if ctx.bias is not None:
+            ctx.bias.add_(slope.sum(1), alpha=-ctx.lr)
+        return below, None, None, None, None
 
 
 @dataclass
@@ -144,29 +168,47 @@ class CohortWorker(Worker):
         cut = self.net.reusable(phase.trains) if phase.reuse else 0
         x = self._prefix(group, cut) if cut else group.x
         schedule = self._schedule(group, phase.epochs, optimiser.batch_size, purpose)
-        moving = [group.weights[name] for name in trained]
-        steps: Sgd | None = None
         suffix = self.net.modules_from(cut)
+        make = self._stepping if optimiser.momentum or optimiser.weight_decay else self._descending
+        step = make(group, trained, suffix, replace(optimiser, lr=optimiser.lr if phase.lr is None else phase.lr))
         for index, share in schedule:
-            active = len(index)
-            now = [stack[:active] for stack in moving]
-            if steps is None or steps.parameters[0].shape[0] != active:
-                steps = self._narrowed(steps, optimiser, phase, now)
-            leaves = [stack.detach().requires_grad_() for stack in now]
-            held = {name: stack[:active] for name, stack in group.weights.items()} | dict(
-                zip(trained, leaves, strict=True)
-            )
-            batch = x[index.flatten()].view(*index.shape, *x.shape[1:])
-            with torch.enable_grad():
-                logits = self._forward(suffix, batch, held)
-                losses = F.cross_entropy(logits.flatten(0, 1), group.y[index.flatten()], reduction="none")
-                gradients = torch.autograd.grad(losses, leaves, share.flatten())
-            with torch.no_grad():
-                steps.move(steps.parameters, list(gradients))
+            step(x[index.flatten()].view(*index.shape, *x.shape[1:]), group.y[index.flatten()], share)
         trainable = sum(self.plan.initial[name].numel() for name in trained)
         for meter, size in zip(group.meters, group.sizes, strict=True):
             meter.prefix_samples += size if cut else 0
             meter.enter(size * phase.epochs, -(-size // optimiser.batch_size) * phase.epochs, trainable)
+
+    def _descending(self, group: Group, trained: list[str], suffix: Sequence[nn.Module], optimiser: Optimiser) -> Step:
+        """Steps without momentum or weight decay: on the way back through the layers."""
+        anchor = torch.zeros((), requires_grad=True)
+
+        def step(x: Tensor, y: Tensor, share: Tensor) -> None:
+            held = {name: stack[: len(x)] for name, stack in group.weights.items()}
+            logits = self._forward(suffix, x, held, set(trained), optimiser.lr, anchor)
+            losses = F.cross_entropy(logits.flatten(0, 1), y, reduction="none")
+            torch.autograd.grad(losses, anchor, share.flatten(), allow_unused=True)
+
+        return step
+
+    def _stepping(self, group: Group, trained: list[str], suffix: Sequence[nn.Module], optimiser: Optimiser) -> Step:
+        """Steps that need the gradients as a whole."""
+        moving, sgd = [group.weights[name] for name in trained], [optimiser.over([])]
+
+        def step(x: Tensor, y: Tensor, share: Tensor) -> None:
+            if not sgd[0].parameters or len(sgd[0].parameters[0]) != len(x):  # some clients have finished
+                fewer = optimiser.over([stack[: len(x)] for stack in moving])  # type: ignore[misc]
+                if sgd[0].parameters:
+                    fewer.inherit(sgd[0])
+                sgd[0] = fewer
+            leaves = [stack.detach().requires_grad_() for stack in sgd[0].parameters]
+            held = {name: stack[: len(x)] for name, stack in group.weights.items()}
+            logits = self._forward(suffix, x, held | dict(zip(trained, leaves, strict=True)))
+            losses = F.cross_entropy(logits.flatten(0, 1), y, reduction="none")
+            gradients = torch.autograd.grad(losses, leaves, share.flatten())
+            with torch.no_grad():
+                sgd[0].move(sgd[0].parameters, list(gradients))
+
+        return step
 
     def _schedule(self, group: Group, epochs: int, size: int, purpose: str) -> list[tuple[Tensor, Tensor]]:
         """For every step the rows of each active client's batch and their weights in its loss; gaps weigh nothing.
@@ -187,13 +229,6 @@ class CohortWorker(Worker):
             steps.append((index, inside / counts.unsqueeze(1)))
         return steps
 
-    def _narrowed(self, steps: Sgd | None, optimiser: Optimiser, phase: Phase, now: list[Tensor]) -> Sgd:
-        """The optimiser of the clients that are still active, with their velocities."""
-        fresh = optimiser.over(now, phase.lr)  # type: ignore[arg-type]
-        if steps is not None:
-            fresh.inherit(steps)
-        return fresh
-
     @torch.no_grad()
     def _prefix(self, group: Group, cut: int) -> Tensor:
         """The output of the frozen layers for every sample, client after client."""
@@ -204,12 +239,22 @@ class CohortWorker(Worker):
             parts.append(self._forward(prefix, group.x[start : start + size].unsqueeze(0), own).squeeze(0))
         return torch.cat(parts)
 
-    def _forward(self, modules: Sequence[nn.Module], x: Tensor, weights: State) -> Tensor:
-        """The modules one after another, for (clients, samples, ...) at once."""
+    def _forward(
+        self,
+        modules: Sequence[nn.Module],
+        x: Tensor,
+        weights: State,
+        moving: Set[str] = frozenset(),
+        lr: float = 0.0,
+        anchor: Tensor | None = None,
+    ) -> Tensor:
+        """The modules one after another, for (clients, samples, ...) at once; `moving` weights step on the way back."""
         for module in modules:
             if isinstance(module, nn.Linear):
                 path = self._linear[id(module)]
-                x = Layers.apply(x, weights[f"{path}.weight"], weights.get(f"{path}.bias"))  # type: ignore[no-untyped-call]
+                own = (x, weights[f"{path}.weight"], weights.get(f"{path}.bias"))
+                steps = f"{path}.weight" in moving
+                x = Descents.apply(*own, lr, anchor) if steps else Layers.apply(*own)  # type: ignore[no-untyped-call]
             else:
                 x = x.flatten(2) if isinstance(module, nn.Flatten) else module(x)
         return x
