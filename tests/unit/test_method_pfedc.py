@@ -175,6 +175,16 @@ class GlobalBranches(Method):
         return F.binary_cross_entropy_with_logits(client.logits(batch), labels, reduction="none").mean(dim=0).sum()
 
 
+@dataclass(frozen=True, kw_only=True)
+class GlobalMgda(Method):
+    """FedAvg of one model, with MGDA-UB between its one-vs-rest losses."""
+
+    title = "one global model per branch, by MGDA"
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        return PFedC.loss(PFedC(), client, batch)
+
+
 def alike() -> Federation:
     """Four clients of equal size, each with every digit."""
     source = load("digits")
@@ -187,9 +197,14 @@ def alike() -> Federation:
     return Federation(source.x, source.y, owner, 4, source.classes)
 
 
-def test_where_everyone_has_every_class_it_is_one_global_model_per_branch() -> None:
+@pytest.mark.parametrize(
+    "pair",
+    [(PFedC(lr=0.1, combine_losses="sum"), GlobalBranches(lr=0.1)), (PFedC(lr=0.1), GlobalMgda(lr=0.1))],
+    ids=["sum", "mgda"],
+)
+def test_where_everyone_has_every_class_it_is_one_global_model_per_branch(pair: tuple[Method, Method]) -> None:
     federation, finals = alike(), []
-    for method in (PFedC(lr=0.1, combine_losses="sum"), GlobalBranches(lr=0.1)):
+    for method in pair:
         simulation = Simulation(federation, method.build(small_net(federation)), method, Settings(rounds=3))
         outcome = simulation.run()
         assert outcome is not None

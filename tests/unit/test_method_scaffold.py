@@ -192,3 +192,10 @@ def test_it_costs_twice_fedavgs_bytes(simulate: Run) -> None:
     ours, theirs = simulate("scaffold").cost, simulate("fedavg").cost
     for way in ("bytes_up", "bytes_down"):
         assert ours[way] == pytest.approx(2 * theirs[way], rel=0.05)
+
+
+def test_fine_tuning_changes_what_is_scored_and_nothing_else(simulate: Run) -> None:
+    plain, tuned = simulate("scaffold"), simulate("scaffold+ft")
+    assert tuned.state_sha256 == plain.state_sha256
+    assert tuned.metrics["local.before.mean"] == pytest.approx(plain.metrics["local.mean"])
+    assert tuned.metrics["local.mean"] > plain.metrics["local.mean"]
