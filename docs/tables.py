@@ -89,7 +89,30 @@ def flower(found: dict[str, Any]) -> str:
     return f"{text}\n\n{made} {found['versions']['torch']}."
 
 
-OWN = {"demo": leaderboard, "bench": side_by_side, "flower": flower}
+def scaling(found: dict[str, Any]) -> str:
+    """Rounds of a growing federation, of more workers, and with many private states."""
+    groups = found["groups"]
+    text = ["| clients | participants | CPU s per round | beside 100 clients | memory that rounds add, MB |"]
+    text += ["|---:|---:|---:|---:|---:|"]
+    first = groups["growth"][0]["cpu_seconds"]
+    for row in groups["growth"]:
+        case, seconds = row["case"], row["cpu_seconds"]
+        cells = f"{seconds:.3f} | {seconds / first:.2f} x | {row['grown_mb']:.0f}"
+        text.append(f"| {case['clients']:,} | {case['participants']} | {cells} |")
+    one, two = (row["seconds"] for row in groups["workers"])
+    text += ["", f"Two workers are {one / two:.2f} times as fast as one (CNN, 20 participants).", ""]
+    text += ["| private states | method | network | s per round | cached, MB | peak of the process, MB |"]
+    text += ["|---:|---|---|---:|---:|---:|"]
+    for row in groups["private"]:
+        case = row["case"]
+        cells = f"{row['seconds']:.1f} | {row['cache_mb']:.0f} | {row['peak_mb']:.0f}"
+        text.append(f"| {case['clients']:,} | {case['method']} | {case['net']} | {cells} |")
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    made = f"Best of {found['repeats']} on {found['machine']}; {versions}. Made by `python benchmarks/scaling.py`"
+    return "\n".join(text) + f"\n\n{made}; results/scaling.json."
+
+
+OWN = {"scaling": scaling, "demo": leaderboard, "bench": side_by_side, "flower": flower}
 
 
 def reproduction(name: str, found: dict[str, Any]) -> str:
