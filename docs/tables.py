@@ -112,7 +112,15 @@ def scaling(found: dict[str, Any]) -> str:
     return "\n".join(text) + f"\n\n{made}; results/scaling.json."
 
 
-OWN = {"scaling": scaling, "demo": leaderboard, "bench": side_by_side, "flower": flower}
+def kernels(found: dict[str, Any]) -> str:
+    """How much of a round is torch's."""
+    text = ["| workload | CPU s per round | inside torch's kernels |", "|---|---:|---:|"]
+    text += [f"| {n} | {w['seconds']:.2f} | {100 * w['share']:.0f} % |" for n, w in found["workloads"].items()]
+    made = f"One process on {found['machine']}; torch {found['versions']['torch']}. Made by"
+    return "\n".join(text) + f"\n\n{made} `python benchmarks/kernels.py`; results/kernels.json."
+
+
+OWN = {"kernels": kernels, "scaling": scaling, "demo": leaderboard, "bench": side_by_side, "flower": flower}
 
 
 def reproduction(name: str, found: dict[str, Any]) -> str:
