@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perfed import rundir
 from perfed.recipes import Budget, Cell, Recipe
-from perfed.recipes.column import CLIENT, SETTLED, Column
+from perfed.recipes.column import CLIENT, SETTLED, TOOK_PART, Column
 from perfed.result import Result, versions
 
 Runs = Mapping[Cell, Sequence[Result]]
@@ -102,6 +103,8 @@ def read(result: Result, column: Column) -> float | None:
     if name.startswith(CLIENT):
         accuracy, number = result.clients["accuracy"], int(name.removeprefix(CLIENT))
         return 100 * accuracy[number] if number < len(accuracy) and accuracy[number] is not None else None
+    if name == TOOK_PART:
+        return _took_part(result)
     found: Mapping[str, Any] = result.metrics
     if column.round is not None and column.round != result.config.rounds:
         at = [entry for entry in result.history if entry["t"] == column.round]
@@ -110,6 +113,14 @@ def read(result: Result, column: Column) -> float | None:
         found = at[0]
     value = found.get(name)
     return None if value is None else 100 * float(value)
+
+
+def _took_part(result: Result) -> float | None:
+    """The mean over the clients that have been in a cohort."""
+    seen = {client for record in rundir.records(result.directory) for client in record["cohort"]}
+    scores = zip(result.clients["ids"], result.clients["accuracy"], strict=True)
+    values = [accuracy for client, accuracy in scores if client in seen and accuracy is not None]
+    return 100 * statistics.fmean(values) if values else None
 
 
 def _settled(result: Result, metric: str) -> float | None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import perfed
 from perfed import grid, measured, recipes, rundir
 from perfed.cli import app
 from perfed.errors import ConfigError
@@ -204,6 +205,17 @@ def test_columns_read_rounds_clients_and_settling() -> None:
     assert got == [90.5, 89.5, None, 25.0]
     assert measured.read(result, Column("client.1")) is None
     assert measured.read(result, Column("settled.local.mean")) == 4
+
+
+def test_the_mean_of_those_who_took_part(tmp_path: Path) -> None:
+    result = perfed.run(
+        method="local", data="digits", clients=5, split="classes:2", fraction=0.2, rounds=2,
+        net={"name": "mlp", "hidden": [8]}, out=tmp_path / "run",
+    )  # fmt: skip
+    seen = {client for record in rundir.records(result.directory) for client in record["cohort"]}
+    assert 1 <= len(seen) <= 2
+    own = [result.clients["accuracy"][client] for client in seen]
+    assert measured.read(result, Column("local.took_part")) == pytest.approx(100 * sum(own) / len(own))
 
 
 def test_time_left_is_told_from_what_is_done() -> None:

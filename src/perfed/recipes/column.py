@@ -7,14 +7,16 @@ from dataclasses import dataclass
 LOWER = (".std", "param_batches", "flops")
 SETTLED = "settled."
 CLIENT = "client."
+TOOK_PART = "local.took_part"
 
 
 @dataclass(frozen=True)
 class Column:
     """A metric of the result in a setting, read at the end or after a round: `SETTING/METRIC@ROUND`.
 
-    Beside the metrics of a result there are `client.N`, the accuracy of client N, and `settled.METRIC`, the first
-    round from which on METRIC stays within a point of its last value.
+    Beside the metrics of a result there are `client.N`, the accuracy of client N, `local.took_part`, the mean over the
+    clients that took part in at least one round, and `settled.METRIC`, the first round from which on METRIC stays
+    within a point of its last value.
     """
 
     key: str
