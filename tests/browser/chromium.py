@@ -89,7 +89,7 @@ class Browser:
         return int(self.run("document.documentElement.scrollWidth")) - self.width
 
     def findings(self) -> list[str]:
-        """What axe-core finds serious or critical."""
+        """What axe-core finds moderate or worse."""
         self.driver.execute_script(AXE)
         found = self.driver.execute_async_script(
             "const done = arguments[arguments.length - 1];"
@@ -99,5 +99,5 @@ class Browser:
         return [
             f"{v['id']}: {v['help']}: {[n['html'][:160] for n in v['nodes'][:3]]}"
             for v in found
-            if v["impact"] in ("serious", "critical")
+            if v["impact"] in ("moderate", "serious", "critical")
         ]

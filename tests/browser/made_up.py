@@ -41,6 +41,7 @@ def run(
     *,
     names: list[str] | None = None,
     classes: list[str] | None = None,
+    faults: list[dict[str, Any]] | None = None,
     **words: Any,
 ) -> Path:
     """A run in which every round was evaluated."""
@@ -75,8 +76,9 @@ def run(
         shares = [[f"conv{k}", 1000, 10 * t if k < 3 else 0, 1000 - 10 * t if k < 3 else 1000] for k in range(6)]
         entries = {str(c): {"up": 6000, "down": 6000, "samples": 30, "flops": 10**5} for c in range(clients)}
         own = {"clients": {"ids": list(range(clients)), "accuracy": [round(float(v), 6) for v in scores]}}
+        blamed = [fault for fault in faults or [] if fault["t"] == t]
         records.append(
-            {"t": t, "cohort": list(range(clients)), "clients": entries, "faults": [], "ledger": ledger}
+            {"t": t, "cohort": list(range(clients)), "clients": entries, "faults": blamed, "ledger": ledger}
             | {"layers": shares, "metrics": entry | own, "states": {}}
         )
     matrices = []
@@ -91,7 +93,7 @@ def run(
         "state_sha256": "0" * 64,
         "partition_sha256": "1" * 64,
         "history": history,
-        "faults": [],
+        "faults": faults or [],
         "metrics": {k: v for k, v in history[-1].items() if isinstance(v, float)} | last,
         "cost": cost,
         "clients": {"ids": list(range(clients)), "accuracy": scores.tolist(), "confusion": matrices},

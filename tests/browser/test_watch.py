@@ -8,11 +8,15 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomli_w
 
+from perfed import rundir
+from tests.browser import made_up
 from tests.browser.chromium import Browser
 
 PERFED = [sys.executable, "-m", "perfed.cli"]
@@ -90,6 +94,44 @@ def test_a_run_is_followed_through_a_kill_and_a_restart_of_either_side(
     assert browser.run("window.same") == 1  # the page was never loaded again
     browser.screen(390)
     assert browser.sideways() <= 0
+
+
+def test_refused_updates_and_hostile_names_are_shown_as_text(
+    browser: Browser, programs: Programs, tmp_path: Path
+) -> None:
+    bad = "<script>alert(1)</script><img src=x onerror='window.hacked = 1'>"
+    reasons = [
+        f"Client 2 ({bad}) sent other tensors than declared.",
+        "z" * 10_000,
+        "Client 3 (клиент 顧客) failed: \u202e",
+    ]
+    faults = [{"t": t, "client": 1 + t, "reason": reason} for t, reason in enumerate(reasons, start=1)]
+    methods = {"bad": bad, "long": "x" * 10_000, "far": "клиент 顧客 \u202ename"}
+    for place, name in methods.items():
+        run = made_up.run(tmp_path / f"{place}{bad.replace('/', '')}"[:200], "fedrep", 3, 6, 0, 0.5, faults=faults)
+        words = tomllib.loads((run / rundir.CONFIG).read_text())
+        words["method"] = {"name": name}
+        (run / rundir.CONFIG).write_text(tomli_w.dumps(words))
+    _, address = programs.watch(tmp_path)
+    for width in (1300, 320):
+        browser.open(address, width=width)
+        browser.until(lambda: browser.count(".run") == 3)
+        assert browser.count("#fault-rows tr") == 9
+        assert browser.sideways() <= 0
+    rows = browser.run("[...document.querySelectorAll('#fault-rows tr')].map((e) => e.textContent)")
+    named = [row for row in rows if f"12Client 2 ({bad}) sent other tensors" in row]  # round 1, client 2
+    assert len(named) == 3
+    assert len([row for row in rows if "Client 3 (клиент 顧客) failed" in row]) == 3
+    assert max(map(len, rows)) < 500
+    names = browser.run("[...document.querySelectorAll('.run h3')].map((e) => e.textContent)")
+    assert any(name.startswith("<script>alert(1)</script><img") for name in names)
+    assert any(name.startswith("клиент 顧客") for name in names)
+    assert "3 updates refused" in browser.text(".run .facts")
+    assert not browser.run("document.querySelector('#faults').hidden")
+    assert browser.count("img") == 0
+    assert browser.run("window.hacked === undefined")
+    assert browser.log() == []
+    assert browser.findings() == []
 
 
 def test_only_this_machine_may_ask_and_only_by_its_own_name(programs: Programs, tmp_path: Path) -> None:

@@ -109,6 +109,45 @@ def test_flops_and_parameters_times_batches_by_hand(digits: Federation) -> None:
     assert outcome.cost["flops"] == (forward + backward) * sum(sizes)
 
 
+def test_the_final_adaptation_is_counted_by_hand_and_apart(digits: Federation) -> None:
+    def cost(method: str, **settings: Any) -> dict[str, Any]:
+        made = registry.make(method, **({"finetune_epochs": 3} if method.endswith("+ft") else {}))
+        outcome = start(digits, made, settings={"rounds": 2, "eval_every": 1, "new": False} | settings).run()
+        assert outcome is not None
+        return outcome.cost
+
+    plain, tuned = cost("fedavg"), cost("fedavg+ft")
+    assert plain["adapt_flops"] == 0
+    assert tuned["flops"] == plain["flops"]
+    assert tuned["adapt_flops"] == 3 * plain["flops"] // 2  # two rounds of an epoch, three epochs of adapting
+    assert cost("fedavg+ft", adapt="always")["adapt_flops"] == tuned["adapt_flops"]
+    assert cost("fedavg+ft", adapt="never")["adapt_flops"] == 0
+
+
+def test_what_clients_have_besides_their_network_is_recorded(digits: Federation) -> None:
+    def besides(method: str) -> list[dict[str, dict[str, Any]]]:
+        simulation = start(digits, method)
+        for t in (1, 2):
+            simulation.step(t)
+        found = [{e["name"]: e for e in record["besides"]} for record in simulation.store.records()]
+        simulation.close()
+        return found
+
+    net = small_net(digits)
+    size = sum(tensor.numel() for tensor in net.module.state_dict().values())
+    assert besides("fedavg") == [{}, {}]
+    (own,) = besides("ditto")[-1].values()
+    assert (own["layers"], own["kept"], own["up"], own["down"]) == (list(net.layers), size, 0, 0)
+    assert own["bytes_kept"] == 4 * size
+    variates = besides("scaffold")[-1].values()
+    assert sorted((e["kept"], e["up"], e["down"]) for e in variates) == [(0, 0, size), (0, size, 0), (size, 0, 0)]
+    scalars = [e for e in besides("apfl")[-1].values() if not e["layers"]]
+    assert [e["kept"] for e in scalars] == [1]
+    first, second = besides("fedfomo")
+    assert sum(e["down"] for e in first.values()) < sum(e["down"] for e in second.values())
+    assert all(e["down"] % size == 0 for e in second.values())  # several models under one name
+
+
 def test_metrics_by_hand() -> None:
     truth, guess = torch.randint(4, (200,)), torch.randint(5, (200,))
     confusion = torch.bincount(truth * 5 + guess, minlength=25).view(5, 5)

@@ -53,6 +53,7 @@ def test_the_series_are_those_of_the_runs(compared: Comparison, shown: dict) -> 
         assert line["flops"][-1] == pytest.approx(sum(r.cost["flops"] for r in results) / 2, abs=1)
         assert all(a <= b for a, b in pairwise(line["bytes"]))
     assert shown["fedavg+ft"]["after"]
+    assert shown["fedavg+ft"]["adapt_flops"] > shown["fedavg"]["adapt_flops"] == 0
     assert not shown["fedavg"]["after"]
 
 
@@ -77,7 +78,7 @@ def test_layers_tell_what_was_private_and_what_travelled(compared: Comparison, s
 
     sizes = shown["fedavg"]["layers"]["sizes"]
     assert next((kept, sent) for _, kept, sent, *_ in stages("fedavg")) == ([0, 0, 0], sizes)
-    assert all(kept == sizes and sent == [0, 0, 0] and up == [0] * 4 for _, kept, sent, up, _ in stages("local"))
+    assert all(kept == sizes and sent == [0, 0, 0] and up == [0] * 4 for _, kept, sent, up, *_ in stages("local"))
     grows = [kept for _, kept, *_ in stages("cd2pfed")]
     assert all(a <= b for first, second in pairwise(grows) for a, b in zip(first, second, strict=True))
     assert sum(grows[-1]) > sum(grows[0]) > 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfed.core.client import Meter
+from perfed.core.client import Client, Meter
 from perfed.core.plan import Round
 from perfed.core.state import State, serialised_bytes
 from perfed.data.federation import Split
@@ -19,6 +19,7 @@ from perfed.engine.worker import Reply, Task, Worker
 from perfed.nets.net import Net
 
 PROBE_SAMPLES = 4
+Work = Callable[[Worker, Client], object]
 
 
 @dataclass
@@ -30,6 +31,8 @@ class Ledger:
     samples: int = 0
     param_batches: int = 0
     flops: int = 0
+    adapt_flops: int = 0
+    """of adapting every scored client once, after the last round"""
     seconds: float = 0.0
     layers: Counter[str] = field(default_factory=Counter)
     extra: Counter[str] = field(default_factory=Counter)
@@ -50,6 +53,7 @@ class Ledger:
             "samples": self.samples,
             "param_batches": self.param_batches,
             "flops": self.flops,
+            "adapt_flops": self.adapt_flops,
             "seconds": self.seconds,
             "layers": dict(sorted(self.layers.items())),
             "extra": dict(sorted(self.extra.items())),
@@ -92,6 +96,43 @@ def by_layer(state: State, net: Net) -> Counter[str]:
     return sizes
 
 
+class Besides:
+    """What the clients of a round keep, send and receive that is no part of their network, by name.
+
+    Second models and variates are named after the layers whose shapes they have: `v/conv1.weight` belongs to `v`.
+    """
+
+    def __init__(self, net: Net) -> None:
+        self.net, self.known = net, set(net.names(*net.layers))
+        self.clients = 0
+        self._layers: dict[str, set[str]] = {}
+        self._sums: Counter[tuple[str, str]] = Counter()
+
+    def enter(self, kept: State, up: State, down: State) -> None:
+        """Count one client's."""
+        self.clients += 1
+        for way, state in (("kept", kept), ("up", up), ("down", down)):
+            for name, tensor in state.items():
+                if name in self.known:
+                    continue
+                first, _, own = name.partition("/")
+                whose = first.rstrip("0123456789") or first if own in self.known else name
+                layers = self._layers.setdefault(whose, set())
+                if own in self.known:
+                    layers.add(self.net.layer_of(own))
+                self._sums[whose, way] += tensor.numel()
+                self._sums[whose, f"bytes_{way}"] += tensor.numel() * tensor.element_size()
+
+    def entries(self) -> list[dict[str, Any]]:
+        """For each name: the layers it is like, and elements and bytes per client."""
+        ways = ("kept", "up", "down", "bytes_kept", "bytes_up", "bytes_down")
+        return [
+            {"name": name, "layers": [layer for layer in self.net.layers if layer in layers]}
+            | {way: round(self._sums[name, way] / self.clients) for way in ways}
+            for name, layers in sorted(self._layers.items())
+        ]
+
+
 class Flops:
     """FLOPs of one client's local round, by torch's counter on a few samples, scaled to the client's size.
 
@@ -112,11 +153,18 @@ class Flops:
         stage = self.source.method.stage(Round(task.t, self.source.rounds))
         kind = stage, task.since > 0
         if kind not in self._per_sample:
-            self._per_sample[kind], self.rehearsed[stage] = self._count(task)
+            self._per_sample[kind], probe = self._count(task, lambda worker, client: worker.method.train(client))
+            self.rehearsed[stage], self.memory = probe.meter, probe.memory
         return round(self._per_sample[kind] * self.source.federation.size(task.client))
 
+    def adapting(self, task: Task, clients: Iterable[int]) -> int:
+        """FLOPs of adapting each of these clients once, counted with the task's client."""
+        per_sample, _ = self._count(task, lambda worker, client: worker.prepare(client, seen=True), Worker.personal)
+        return round(per_sample * sum(map(self.source.federation.size, clients)))
+
     @torch.random.fork_rng(devices=[])  # leaves no trace in the global random state
-    def _count(self, task: Task) -> tuple[float, Meter]:
+    def _count(self, task: Task, work: Work, before: Work = lambda worker, client: None) -> tuple[float, Client]:
+        """FLOPs per sample of some work on a client with few samples, after what is not counted; and the client."""
         origin = self.source
         worker = Worker(origin.federation, origin.net.clone(), origin.method, origin.rounds, origin.seed)
         probe = worker.client(task)
@@ -124,7 +172,8 @@ class Flops:
         picked = torch.arange(PROBE_SAMPLES) % len(data)
         few = Split(data.x[picked], data.y[picked])
         probe.data.train = probe.data.val = few
-        with one_thread(), FlopCounterMode(display=False) as counter:
-            worker.method.train(probe)
-        self.memory = probe.memory
-        return float(counter.get_total_flops()) / len(few), probe.meter
+        with one_thread():
+            before(worker, probe)
+            with FlopCounterMode(display=False) as counter:
+                work(worker, probe)
+        return float(counter.get_total_flops()) / len(few), probe

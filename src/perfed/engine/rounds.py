@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +23,7 @@ from perfed.engine import evaluate, executors
 from perfed.engine.cohort import CohortWorker
 from perfed.engine.executors import Executor
 from perfed.engine.lastscores import LastScores
-from perfed.engine.ledger import Flops, Ledger
+from perfed.engine.ledger import Besides, Flops, Ledger
 from perfed.engine.scoring import Scoring
 from perfed.engine.settings import Outcome, Progress, Settings, Watcher, check_settings
 from perfed.engine.store import Store
@@ -109,6 +109,7 @@ class Simulation:
         if self._tamper:
             replies = [self._tamper(reply, t) for reply in replies]
         updates, entries, before = [], {}, len(self.faults)
+        besides = Besides(self.worker.net)
         for task, reply in zip(tasks, replies, strict=True):
             try:
                 updates.append(self._accept(reply, task.client, round))
@@ -116,6 +117,7 @@ class Simulation:
                 self._blame(t, task.client, str(error))
                 continue
             entries[str(task.client)] = self.ledger.enter(task, reply, self.flops.of(task), self.worker.net)
+            besides.enter(self.flops.memory if self._sites else reply.private, reply.state, task.received)
             self.store.put_client(task.client, t, reply.private, reply.kept)
         if len(updates) < self._quorum * len(cohort):
             raise QuorumError(t, len(updates), len(cohort), self.faults[before:])
@@ -125,10 +127,13 @@ class Simulation:
             for client, state in self.server.slots.written.items():
                 self.store.put_slot(client, t, state)
         record: dict[str, Any] = {"cohort": cohort, "clients": entries, "layers": self.plan.shares(t)}
+        record["besides"] = besides.entries()
         if self.settings.due(t):
             record["metrics"] = self.scoring.evaluate(t)
             self.history.append(record["metrics"])
             self._metrics = {k: v for k, v in record["metrics"].items() if isinstance(v, float)}
+            if t == self.settings.rounds and record["metrics"]["adapted"]:
+                self.ledger.adapt_flops = self._adapting(t)
         self.ledger.seconds += time.perf_counter() - started
         record |= {"ledger": self.ledger.totals(), "faults": self.faults[before:]}
         self.store.commit(t, record)
@@ -192,6 +197,15 @@ class Simulation:
         peer = Peer(client, since, learns=op == "train" or not options.get("seen", True))
         received = self.method.send(self.server, peer, Round(t, self.settings.rounds))
         return Task(op, client, t, since, received, private, options, self.store.kept(client) if self._sites else None)
+
+    def _adapting(self, t: int) -> int:
+        """FLOPs of the adaptation after the last round, all clients together."""
+        clients = self.federation.participants
+        task = self._task("evaluate", clients[0], t, seen=True)
+        if self._sites:  # the client has it: anything of the same shape costs as much
+            private = self.plan.pick(self.plan.initial, self.plan.private(task.since)) | self.flops.memory
+            task = replace(task, private=private)
+        return self.flops.adapting(task, clients)
 
     def _compute(self, tasks: Sequence[Task], t: int, doing: str) -> list[Reply]:
         finished = 0

@@ -106,7 +106,8 @@ def _cams(models: list[Any], data: Any, classes: Any) -> dict[str, Any]:
         "file": "maps.png",
         "title": f"Where the models look ({kind})",
         "note": f"{len(right)} test images that the personal model gets right and {len(wrong)} that it gets wrong;"
-        f" maps for the class that each model says, at {where}.{errors} {notes}.",
+        f" maps for the class that each model says, at {where}. Each map is scaled to its own maximum: colours compare"
+        f" places of one map, not strengths of two.{errors} {notes}.",
         "alt": f"{kind} maps of {len(rows)} images for {len(seen)} models. Right on these images: {hits}.",
         "png": pictures.cams(data.x[rows], data.y[rows], len(right), seen, classes),
     }

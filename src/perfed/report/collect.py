@@ -13,6 +13,8 @@ from perfed.errors import StoreError
 from perfed.leaderboard import Comparison, read_plan
 from perfed.result import Result
 
+TITLED = ("data.name", "split", "clients", "rounds")
+"""words that every title has"""
 LONGEST = 200
 """characters of a name that are shown"""
 
@@ -24,6 +26,8 @@ class Setting:
     runs: dict[str, list[Result]]
     unfinished: list[str] = field(default_factory=list)
     """runs of the comparison that are not there yet"""
+    apart: dict[str, Any] = field(default_factory=dict)
+    """words that set it apart from the other settings of the page and are not in the title anyway"""
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -46,7 +50,8 @@ class Setting:
         config = self.first.config
         seeds = f"{len(self.seeds)} seeds" if len(self.seeds) > 1 else f"seed {config.seed}"
         words = (config.data["name"], config.split, f"{config.clients} clients", f"{config.rounds} rounds", seeds)
-        return ", ".join(cut(str(word)) for word in words if word is not None)
+        told = [cut(str(word)) for word in words if word is not None]
+        return ", ".join([*told, *(cut(f"{key} = {value}") for key, value in self.apart.items())])
 
 
 def collect(directories: Iterable[Path | str]) -> list[Setting]:
@@ -64,7 +69,23 @@ def collect(directories: Iterable[Path | str]) -> list[Setting]:
             series.setdefault(seed, result)
             missing.setdefault(where, []).extend(unfinished)
             unfinished = []
-    return [Setting(_labelled(series), missing[where]) for where, series in held.items()]
+    found = [Setting(_labelled(series), missing[where]) for where, series in held.items()]
+    words = [_flat(setting.first) for setting in found]
+    keys = [key for key in dict.fromkeys(key for one in words for key in one) if key not in TITLED]
+    for setting, own in zip(found, words, strict=True):
+        setting.apart = {key: own.get(key) for key in keys if any(one.get(key) != own.get(key) for one in words)}
+    return found
+
+
+def _flat(result: Result) -> dict[str, Any]:
+    """The words of a setting, those inside tables as `data.size`."""
+    words: dict[str, Any] = {}
+    for key, value in result.config.identity().items():
+        if key in ("method", "net", "seed"):
+            continue
+        inside = value.items() if isinstance(value, dict) else [("", value)]
+        words |= {f"{key}.{name}" if name else key: item for name, item in inside}
+    return words
 
 
 def _read(place: Path) -> tuple[list[Result], list[str]]:

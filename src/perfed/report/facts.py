@@ -19,6 +19,8 @@ from perfed.result import Result
 
 BASELINES = ("local", "fedavg")
 """Methods that others are compared with, client by client."""
+BESIDES = ("kept", "up", "down", "bytes_kept", "bytes_up", "bytes_down")
+"""What is recorded of each thing that a client has besides its network."""
 CONFUSIONS = 250_000
 """Numbers of confusion matrices in a page; the clients of the last methods go without beyond it."""
 
@@ -45,6 +47,7 @@ def of(setting: Setting) -> dict[str, Any]:
                 "gains": {base: _gains(results, setting.runs[base]) for base in BASELINES if base in setting.runs},
                 "confusion": matrices,
                 "layers": layers(results[0]),
+                "adapt_flops": _adapting(results),
                 "faults": [
                     [r.config.seed, f["t"], f["client"], cut(f["reason"], 300)] for r in results for f in r.faults[:50]
                 ],
@@ -147,10 +150,14 @@ def confusions(result: Result, budget: int) -> tuple[dict[str, list[int]], int]:
 
 
 def layers(result: Result) -> dict[str, Any] | None:
-    """For each layer: elements, and from which round on how many are private, how many travel, and bytes per client."""
+    """For each layer: elements, and from which round on how many are private, how many travel, and bytes per client.
+
+    Behind them, what a client keeps, sends and receives besides its network.
+    """
     try:
         records = rundir.records(result.directory)
         names = [name for name, *_ in records[0]["layers"]]
+        more = sorted({entry["name"]: entry["layers"] for record in records for entry in _besides(record)}.items())
         before: Mapping[str, int] = {}
         stages: list[list[Any]] = []
         others = False
@@ -162,6 +169,8 @@ def layers(result: Result) -> dict[str, Any] | None:
             ]
             others |= any(way[-1] for way in ways)
             stage = [[kept for _, _, kept, _ in record["layers"]], [sent for *_, sent in record["layers"]], *ways]
+            own = {entry["name"]: [entry[way] for way in BESIDES] for entry in _besides(record)}
+            stage.append([own.get(name, [0] * len(BESIDES)) for name, _ in more])
             if not stages or stages[-1][1:] != stage:
                 stages.append([record["t"], *stage])
             before = now
@@ -171,10 +180,22 @@ def layers(result: Result) -> dict[str, Any] | None:
             "sizes": sizes,
             "other": others,
             "stages": stages,
+            "besides": [[cut(name, 60), [cut(n) for n in like]] for name, like in more],
             "kept": _kept(result),
         }
     except (PerfedError, KeyError, TypeError, ValueError, IndexError):  # a run of before these were recorded
         return None
+
+
+def _besides(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a round's clients had besides their network; nothing in runs of before this was recorded."""
+    return list(record.get("besides", []))
+
+
+def _adapting(results: Sequence[Result]) -> float | None:
+    """FLOPs of the adaptation after the last round, mean over seeds; unknown in runs of before they were counted."""
+    known = [result.cost.get("adapt_flops") for result in results]
+    return None if None in known else statistics.fmean(v for v in known if v is not None)
 
 
 def _kept(result: Result) -> float | None:

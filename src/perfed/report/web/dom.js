@@ -87,8 +87,8 @@ function dataTable(caption, head, rows) {
   return details;
 }
 
-function choice(label, options, value, change) {
+function choice(label, options, value, change, most = 60) {
   const select = h("select", { onchange: () => change(select.value) });
-  for (const [key, text] of options) select.append(h("option", { value: key, selected: String(key) === String(value) }, short(text, 60)));
+  for (const [key, text] of options) select.append(h("option", { value: key, selected: String(key) === String(value) }, short(text, most)));
   return h("label", { class: "choice" }, h("span", {}, label), select);
 }

@@ -2,7 +2,7 @@
 
 const DATA = JSON.parse(byId("data").textContent);
 const BASE = { local: "Local", fedavg: "FedAvg" };
-const state = { group: 0, on: new Map(), context: true, focus: 0, seed: null, client: null, base: null, sort: null };
+const state = { group: 0, on: new Map(), context: true, focus: 0, seed: null, client: null, base: null, sort: null, columns: false };
 const group = () => DATA.groups[state.group];
 const many = () => group().seeds.length > 1;
 
@@ -70,7 +70,7 @@ const roundTable = (key, title, exact) =>
 
 const COSTS = {
   bytes: { title: "Accuracy by bytes sent", label: "bytes up and down, all clients", format: size, total: (m) => m.row.bytes_up + m.row.bytes_down },
-  flops: { title: "Accuracy by training FLOPs", label: "training FLOPs, all clients", format: count, total: (m) => m.row.flops },
+  flops: { title: "Accuracy by FLOPs", label: "FLOPs of training and adapting, all clients", format: count, total: (m) => m.row.flops + (m.adapt_flops ?? 0) },
 };
 function front(total) {
   const ends = group().methods.map((m) => [total(m), m.row.mean, m.name]).sort((a, b) => a[0] - b[0] || b[1] - a[1]);
@@ -194,18 +194,39 @@ function bubbles(host) {
     if (i % each === 0) image.append(s("text", { x, y: high - room.bottom + 16, "text-anchor": "middle" }, String(i)));
   });
   image.append(s("text", { x: wide - room.right, y: high - 6, "text-anchor": "end", class: "title" }, "client"));
+  const cursor = s("line", { y1: room.top, y2: high - room.bottom, class: "column", visibility: "hidden" });
+  image.append(cursor);
+  const plot = h("div", { class: "plot", tabindex: "0", role: "group", "aria-label": "Who has what: arrow keys move through the clients" }, image);
+  let at = -1;
+  const tell = (i, x, y, spoken) => {
+    const held = [];
+    for (let k = 0; k < rows[i].length; k += 2) held.push([found.classes[rows[i][k]], rows[i][k + 1]]);
+    held.sort((a, b) => b[1] - a[1]);
+    const who = short(found.names?.[i] ?? `client ${i}`, 60), more = held.length > 12 ? [h("div", { class: "row" }, `and ${held.length - 12} more`)] : [];
+    tip.show(x, y, h("strong", {}, who), ...held.slice(0, 12).map(([name, n]) => h("div", { class: "row" }, h("span", { class: "who" }, short(name, 28)), h("b", {}, String(n)))), ...more);
+    if (spoken) say(`${who}${i >= found.clients - found.unseen ? ", not in training" : ""}: ${held.map(([name, n]) => `${short(name, 28)} ${n}`).join(", ") || "no training samples"}`);
+  };
+  const leave = () => (tip.hide(), cursor.setAttribute("visibility", "hidden"));
   image.addEventListener("pointermove", (event) => {
     const box = image.getBoundingClientRect();
     const i = Math.floor((((event.clientX - box.left) / box.width) * wide - room.left) / step);
     if (i < 0 || i >= rows.length) return tip.hide();
-    const held = [];
-    for (let k = 0; k < rows[i].length; k += 2) held.push([found.classes[rows[i][k]], rows[i][k + 1]]);
-    held.sort((a, b) => b[1] - a[1]);
-    tip.show(event.clientX, event.clientY, h("strong", {}, short(found.names?.[i] ?? `client ${i}`, 60)), ...held.slice(0, 12).map(([name, n]) => h("div", { class: "row" }, h("span", { class: "who" }, short(name, 28)), h("b", {}, String(n)))));
+    tell(i, event.clientX, event.clientY, false);
   });
-  image.addEventListener("pointerleave", () => tip.hide());
+  image.addEventListener("pointerleave", leave);
+  plot.addEventListener("blur", leave);
+  plot.addEventListener("keydown", (event) => {
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: rows.length - 1 }[event.key];
+    if (event.key === "Escape") return leave();
+    if (to === undefined) return;
+    event.preventDefault();
+    at = Math.min(rows.length - 1, Math.max(0, to));
+    const x = room.left + (at + 0.5) * step, box = image.getBoundingClientRect();
+    cursor.setAttribute("x1", x), cursor.setAttribute("x2", x), cursor.setAttribute("visibility", "visible");
+    tell(at, box.left + (x / wide) * box.width, box.top + box.height / 2, true);
+  });
   const counts = (r, part) => found.classes.map((_, c) => { const k = found[part][r].findIndex((v, i) => i % 2 === 0 && v === c); return k < 0 ? 0 : found[part][r][k + 1]; });
-  host.replaceChildren(h("p", { class: "lead" }, text), h("div", { class: "plot" }, image), dataTable("Training samples by client and class", ["client", ...found.classes.map((c) => short(c, 20)), "test samples"], () => rows.map((_, r) => [found.names?.[r] ?? r, ...counts(r, "train"), counts(r, "test").reduce((a, b) => a + b, 0)])));
+  host.replaceChildren(h("p", { class: "lead" }, text), plot, dataTable("Training samples by client and class", ["client", ...found.classes.map((c) => short(c, 20)), "test samples"], () => rows.map((_, r) => [found.names?.[r] ?? r, ...counts(r, "train"), counts(r, "test").reduce((a, b) => a + b, 0)])));
 }
 
 // Confusion matrices: tables, so that they can be read without seeing them
@@ -238,7 +259,7 @@ function confusions(host) {
         return cell;
       }));
     });
-    return h("div", { class: "matrix" }, h("h4", {}, short(title, 40)), h("p", { class: "note" }, `${right} of ${total} right, ${percent(right / total, 1)} %`),
+    return h("div", { class: "matrix" }, h("h3", {}, short(title, 40)), h("p", { class: "note" }, `${right} of ${total} right, ${percent(right / total, 1)} %`),
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Confusion matrix of ${short(title, 40)}` },
         h("table", { class: "confusion" }, h("caption", { class: "hidden" }, `Rows are true classes, columns predictions of ${short(title, 40)}`), h("thead", {}, h("tr", {}, h("th", { scope: "col", class: "corner" }, "true \\ said"), used.map((j) => h("th", { scope: "col" }, short(names?.[j] ?? j, 12))))), h("tbody", {}, body))));
   });
@@ -252,50 +273,67 @@ function confusions(host) {
 const keptShare = (m, stage, n) => stage[1][n] / m.layers.sizes[n];
 const sentShare = (m, stage, n) => (stage[2][n] ? stage[2][n] / m.layers.sizes[n] : Math.min(1, stage[3][n] / (4 * m.layers.sizes[n])));
 
-function strip(m, wide, line, gap, left) {
-  const { names, sizes, stages } = m.layers, T = group().rounds;
-  const high = names.length * (line + gap);
+// Behind the layers: second models, variates and whatever else a client keeps, sends or receives.
+const BREAK = 20;
+const besidesOf = (m) => m.layers.besides ?? [];
+const heldBesides = (stage, n) => { const [kept, up, down] = stage[5][n]; return kept && (up || down) ? "both" : kept ? "kept" : up ? "sent" : down ? "got" : null; };
+const numbers = (n) => `${n.toLocaleString("en")} ${n === 1 ? "number" : "numbers"}`;
+
+function strip(m, wide, line, gap, left, apart = BREAK) {
+  const { names, stages } = m.layers, T = group().rounds, more = besidesOf(m);
+  const top = (n) => n * (line + gap) + (n < names.length ? 0 : apart);
+  const high = top(names.length + more.length - 1) + line + gap;
   const at = (t) => left + ((t - 1) / T) * (wide - left);
-  const parts = names.map((_, n) => {
-    const y = n * (line + gap);
-    const area = (from, to) => stages.map((stage, k) => {
-      const end = k + 1 < stages.length ? stages[k + 1][0] : T + 1;
-      if (to(stage) - from(stage) < 1e-6) return "";
-      return `M${at(stage[0]).toFixed(1)},${(y + line * from(stage)).toFixed(1)}H${at(end).toFixed(1)}V${(y + line * to(stage)).toFixed(1)}H${at(stage[0]).toFixed(1)}Z`;
-    }).join("");
+  const until = (k) => (k + 1 < stages.length ? stages[k + 1][0] : T + 1);
+  const box = (k, from, to) => `M${at(stages[k][0]).toFixed(1)},${from.toFixed(1)}H${at(until(k)).toFixed(1)}V${to.toFixed(1)}H${at(stages[k][0]).toFixed(1)}Z`;
+  const ground = (y) => s("rect", { x: left, y, width: wide - left, height: line, class: "idle" });
+  const layers = names.map((name, n) => {
+    const y = top(n);
+    const area = (from, to) => stages.map((stage, k) => (to(stage) - from(stage) < 1e-6 ? "" : box(k, y + line * from(stage), y + line * to(stage)))).join("");
     const kept = (stage) => keptShare(m, stage, n), sent = (stage) => sentShare(m, stage, n);
-    const layer = s("g", { "data-layer": names[n] }, s("rect", { x: left, y, width: wide - left, height: line, class: "idle" }), s("path", { class: "kept", d: area(() => 0, kept) }), s("path", { class: "sent", d: area((g) => Math.max(kept(g), 1 - sent(g)), () => 1) }));
+    const layer = s("g", { "data-layer": name }, ground(y), s("path", { class: "kept", d: area(() => 0, kept) }), s("path", { class: "sent", d: area((g) => Math.max(kept(g), 1 - sent(g)), () => 1) }));
     if (stages.some((g) => kept(g) + sent(g) > 1.001)) layer.append(s("path", { class: "both", d: area((g) => Math.min(kept(g), 1 - sent(g)), kept) }));
     return layer;
   });
-  return { parts, high, at };
+  const others = more.map(([name], n) => {
+    const y = top(names.length + n);
+    const areas = ["kept", "sent", "both", "got"].map((how) => [how, stages.map((stage, k) => (heldBesides(stage, n) === how ? box(k, y, y + line) : "")).join("")]);
+    return s("g", { "data-besides": name }, ground(y), areas.filter(([, d]) => d).map(([how, d]) => s("path", { class: how, d })));
+  });
+  return { parts: [...layers, ...others], high, at, top };
 }
 const stageAt = (m, t) => m.layers.stages.findLast?.((g) => g[0] <= t) ?? m.layers.stages.filter((g) => g[0] <= t).at(-1);
 function layersClosely(host) {
   const m = group().methods[state.focus];
   if (!m.layers) return host.replaceChildren(h("p", { class: "note" }, "This run was made before layers were recorded by round."));
-  const { names, sizes, other, kept } = m.layers, T = group().rounds;
-  const wide = Math.max(260, host.clientWidth || 640), left = Math.min(130, 14 + 7 * greatest(names.map((n) => Math.min(16, [...n].length))));
+  const { names, sizes, stages, other, kept } = m.layers, T = group().rounds, more = besidesOf(m);
+  const all = [...names, ...more.map(([name]) => name)];
+  const wide = Math.max(260, host.clientWidth || 640), left = Math.min(130, 14 + 7 * greatest(all.map((n) => Math.min(16, [...n].length))));
   const line = names.length > 16 ? 12 : 24, gap = names.length > 16 ? 3 : 7;
-  const { parts, high } = strip(m, wide - 10, line, gap, left);
-  const image = s("svg", { viewBox: `0 0 ${wide} ${high + 30}`, role: "img", class: "chart", "data-series": names.length, "aria-label": `What ${short(m.name, 40)} keeps and sends in each of ${names.length} layers over ${T} rounds` }, parts);
-  names.forEach((name, n) => image.append(s("text", { x: left - 8, y: n * (line + gap) + line / 2, dy: "0.34em", "text-anchor": "end" }, short(name, 16))));
+  const { parts, high, top } = strip(m, wide - 10, line, gap, left);
+  const image = s("svg", { viewBox: `0 0 ${wide} ${high + 30}`, role: "img", class: "chart", "data-series": all.length, "aria-label": `What ${short(m.name, 40)} keeps and sends in each of ${names.length} layers${more.length ? `, and besides them: ${more.map(([n]) => short(n, 20)).join(", ")},` : ""} over ${T} rounds` }, parts);
+  all.forEach((name, n) => image.append(s("text", { x: left - 8, y: top(n) + line / 2, dy: "0.34em", "text-anchor": "end" }, short(name, 16))));
+  if (more.length) image.append(s("text", { x: left, y: top(names.length) - 6, class: "title" }, "besides its layers"));
   const axisX = (t) => left + ((t - 0.5) / T) * (wide - 10 - left);
   for (const t of thinned(ticks(1, Math.max(2, T), 8, true), axisX, 34)) image.append(s("text", { x: axisX(t), y: high + 14, "text-anchor": "middle" }, String(t)));
   image.append(s("text", { x: wide - 10, y: high + 28, "text-anchor": "end", class: "title" }, "round"));
-  const words = (n, g) => `private ${percent(keptShare(m, g, n), 0)} %, sent ${percent(sentShare(m, g, n), 0)} %`;
+  const facts = (n, g) => {
+    if (n < names.length) return [["elements", count(sizes[n])], ["private", `${percent(keptShare(m, g, n), 1)} %`], ["sent", `${percent(sentShare(m, g, n), 1)} %`], ["up per client", size(g[3][n])], ["down per client", size(g[4][n])]];
+    const [held, up, down, , bytesUp, bytesDown] = g[5][n - names.length];
+    return [["kept", numbers(held)], ["sent", numbers(up)], ["received", numbers(down)], ["up per client", size(bytesUp)], ["down per client", size(bytesDown)]];
+  };
   const plot = h("div", { class: "plot", tabindex: "0", role: "group", "aria-label": `Layers of ${short(m.name, 40)}: left and right move through rounds, up and down through layers` }, image);
-  let now = [0, 1];
+  let now = null;
   const tell = (n, t, x, y, spoken) => {
-    const g = stageAt(m, t), lines = [["elements", count(sizes[n])], ["private", `${percent(keptShare(m, g, n), 1)} %`], ["sent", `${percent(sentShare(m, g, n), 1)} %`], ["up per client", size(g[3][n])], ["down per client", size(g[4][n])]];
-    tip.show(x, y, h("strong", {}, `${short(names[n], 40)}, round ${t}`), ...lines.map(([a, b]) => h("div", { class: "row" }, h("span", { class: "who" }, a), h("b", {}, b))));
-    if (spoken) say(`${names[n]}, round ${t}: ${words(n, g)}, up ${size(g[3][n])} per client`);
+    const lines = facts(n, stageAt(m, t));
+    tip.show(x, y, h("strong", {}, `${short(all[n], 40)}, round ${t}`), ...lines.map(([a, b]) => h("div", { class: "row" }, h("span", { class: "who" }, a), h("b", {}, b))));
+    if (spoken) say(`${all[n]}, round ${t}: ${lines.map((two) => two.join(" ")).join(", ")}`);
   };
   image.addEventListener("pointermove", (event) => {
     const box = image.getBoundingClientRect();
     const px = ((event.clientX - box.left) / box.width) * wide, py = ((event.clientY - box.top) / box.height) * (high + 30);
-    const n = Math.floor(py / (line + gap)), t = Math.floor(((px - left) / (wide - 10 - left)) * T) + 1;
-    if (n < 0 || n >= names.length || t < 1 || t > T) return tip.hide();
+    const n = all.findIndex((_, k) => py >= top(k) && py < top(k) + line + gap), t = Math.floor(((px - left) / (wide - 10 - left)) * T) + 1;
+    if (n < 0 || t < 1 || t > T) return tip.hide();
     tell(n, t, event.clientX, event.clientY, false);
   });
   image.addEventListener("pointerleave", () => tip.hide());
@@ -304,22 +342,38 @@ function layersClosely(host) {
     const [dn, dt] = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key] ?? [];
     if (dn === undefined) return;
     event.preventDefault();
-    now = [Math.min(names.length - 1, Math.max(0, now[0] + dn)), Math.min(T, Math.max(1, now[1] + dt))];
+    now = now ? [Math.min(all.length - 1, Math.max(0, now[0] + dn)), Math.min(T, Math.max(1, now[1] + dt))] : [0, 1];
     const box = image.getBoundingClientRect();
-    tell(...now, box.left + (axisX(now[1]) / wide) * box.width, box.top + ((now[0] * (line + gap)) / (high + 30)) * box.height, true);
+    tell(...now, box.left + (axisX(now[1]) / wide) * box.width, box.top + (top(now[0]) / (high + 30)) * box.height, true);
   });
-  const first = m.layers.stages[0], last = m.layers.stages.at(-1);
-  const up = (g) => g[3].reduce((a, b) => a + b, 0), down = (g) => g[4].reduce((a, b) => a + b, 0);
-  const changes = m.layers.stages.some((g) => String([g[1], g[2]]) !== String([first[1], first[2]]));
+  const first = stages[0], last = stages.at(-1);
+  const up = (g) => g[3].reduce((a, b) => a + b, 0);
+  const changes = stages.some((g) => String([g[1], g[2]]) !== String([first[1], first[2]]));
   const lead = `${m.title ? `${short(m.title, 60)} keeps ${m.keeps || "what its code says"} and sends ${m.sends || "the rest"}. ` : ""}A client sends ${size(up(first))} in round 1${changes ? ` and ${size(up(last))} in round ${T}` : " and in every round alike"}${kept > 64 ? `, and holds ${size(kept)} of its own between rounds` : ""}.`;
-  const rows = () => m.layers.stages.flatMap((g, k) => names.map((name, n) => [`${g[0]} to ${k + 1 < m.layers.stages.length ? m.layers.stages[k + 1][0] - 1 : T}`, name, count(sizes[n]), `${percent(keptShare(m, g, n), 1)} %`, `${percent(sentShare(m, g, n), 1)} %`, size(g[3][n]), size(g[4][n])]));
-  host.replaceChildren(h("p", { class: "lead" }, lead), legend(), plot, other ? h("p", { class: "note" }, `Besides its layers the method sends ${size(last[3].at(-1))} and receives ${size(last[4].at(-1))} of its own per client and round.`) : "", dataTable(`Layers of ${short(m.name, 40)} by round`, ["rounds", "layer", "elements", "private", "sent", "up per client", "down per client"], rows));
+  const rounds = (k) => `${stages[k][0]} to ${k + 1 < stages.length ? stages[k + 1][0] - 1 : T}`;
+  const rows = () => stages.flatMap((g, k) => [
+    ...names.map((name, n) => [rounds(k), name, count(sizes[n]), `${percent(keptShare(m, g, n), 1)} %`, `${percent(sentShare(m, g, n), 1)} %`, size(g[3][n]), size(g[4][n])]),
+    ...more.map(([name], n) => { const [held, sent, got, , bytesUp, bytesDown] = g[5][n]; return [rounds(k), `besides: ${name}`, count(greatest([held, sent, got])), held ? "100.0 %" : "0.0 %", sent ? "100.0 %" : "0.0 %", size(bytesUp), size(bytesDown)]; }),
+  ]);
+  const own = !more.length && other ? h("p", { class: "note" }, `Besides its layers the method sends ${size(last[3].at(-1))} and receives ${size(last[4].at(-1))} of its own per client and round.`) : "";
+  host.replaceChildren(h("p", { class: "lead" }, lead), legend(more.some((_, n) => stages.some((g) => heldBesides(g, n) === "got"))), plot, own, besidesInWords(m), dataTable(`Layers of ${short(m.name, 40)} by round`, ["rounds", "layer", "elements", "private", "sent", "up per client", "down per client"], rows));
 }
-const legend = () => h("ul", { class: "keys" }, [["kept", "private: stays with the client"], ["sent", "travels to the server"], ["both", "private, and a copy travels"], ["idle", "neither: frozen or not sent"]].map(([key, text]) => h("li", {}, s("svg", { width: 14, height: 14, viewBox: "0 0 14 14", "aria-hidden": "true" }, s("rect", { width: 14, height: 14, rx: 3, class: key })), text)));
+function besidesInWords(m) {
+  const { names, stages } = m.layers, more = besidesOf(m);
+  if (!more.length) return "";
+  const words = more.map(([name, like], n) => {
+    const [kept, up, down] = [0, 1, 2].map((way) => greatest(stages.map((g) => g[5][n][way])));
+    const shape = like.length === names.length ? ", shaped like the whole network" : like.length ? `, shaped like ${short(like.join(", "), 80)}` : "";
+    const what = [kept ? `kept besides, ${numbers(kept)}` : "", up ? `sent besides, ${numbers(up)}` : "", down ? `received besides, ${numbers(down)}` : ""].filter(Boolean).join("; ");
+    return h("li", {}, h("b", {}, short(name, 40)), `: ${what}${shape}`);
+  });
+  return h("div", { class: "besides note" }, h("ul", {}, words), h("p", {}, "Per client and round. The bytes of a layer include those of such copies of it."));
+}
+const legend = (got) => h("ul", { class: "keys" }, [["kept", "private: stays with the client"], ["sent", "travels to the server"], ["both", "private, and a copy travels"], ...(got ? [["got", "comes from the server only"]] : []), ["idle", "neither: frozen or not sent"]].map(([key, text]) => h("li", {}, s("svg", { width: 14, height: 14, viewBox: "0 0 14 14", "aria-hidden": "true" }, s("rect", { width: 14, height: 14, rx: 3, class: key })), text)));
 function layersAtAGlance(host) {
   const cards = group().methods.map((m, k) => {
     if (!m.layers) return null;
-    const { parts, high } = strip(m, 180, Math.max(3, Math.min(13, 60 / m.layers.names.length)), 2, 0);
+    const { parts, high } = strip(m, 180, Math.max(3, Math.min(13, 60 / (m.layers.names.length + besidesOf(m).length))), 2, 0, 5);
     const per = (stage) => size(stage[3].reduce((a, b) => a + b, 0)), first = per(m.layers.stages[0]), last = per(m.layers.stages.at(-1));
     return h("button", { type: "button", class: "card", "aria-pressed": String(k === state.focus), onclick: () => focusOn(k, true) }, h("span", { class: "who" }, short(m.name, 26)), s("svg", { viewBox: `0 0 180 ${high}`, class: "strip", "aria-hidden": "true", preserveAspectRatio: "none" }, parts), h("span", { class: "note" }, first === last ? `${last} up per client and round` : `${first} up per client in round 1, ${last} at the end`));
   });
@@ -342,7 +396,10 @@ const COLUMNS = [
   ["FLOPs", (m) => m.row.flops, (m) => count(m.row.flops), true],
   ["time", (m) => m.row.seconds, (m) => duration(m.row.seconds), true],
 ];
-const ranks = (m) => (new Set(m.places).size > 1 ? `${m.rank} (${least(m.places)}–${greatest(m.places)})` : String(m.rank));
+// The columns that a narrow screen shows until it is asked for all of them.
+const MAJOR = new Set(["rank", "method", "accuracy %", "worst 10 %"]);
+const minor = (k) => (MAJOR.has(COLUMNS[k][0]) ? "" : " minor");
+const ranks = (m) => (new Set(m.places).size > 1 ? [String(m.rank), h("span", { class: "minor" }, ` (${least(m.places)}–${greatest(m.places)})`)] : String(m.rank));
 function gain(m, base) {
   const g = m.gains[base];
   if (!g) return "–";
@@ -372,17 +429,18 @@ function leaderboard(host) {
     const [name, , , low] = COLUMNS[k];
     const sorted = by === k ? (down ? "descending" : "ascending") : "none";
     const press = () => { state.sort = [k, by === k && state.sort ? !down : !low]; leaderboard(host); host.querySelector(`[data-column="${k}"]`).focus(); };
-    return h("th", { scope: "col", "aria-sort": sorted, class: k === 1 ? "who" : "" }, h("button", { type: "button", "data-column": k, onclick: press }, name, h("span", { class: "arrow", "aria-hidden": "true" }, sorted === "none" ? "" : down ? "▾" : "▴")));
+    return h("th", { scope: "col", "aria-sort": sorted, class: (k === 1 ? "who" : "") + minor(k) }, h("button", { type: "button", "data-column": k, onclick: press }, name, h("span", { class: "arrow", "aria-hidden": "true" }, sorted === "none" ? "" : down ? "▾" : "▴")));
   });
   const body = order.map((k) => {
     const m = all[k];
     return h("tr", { class: m.name in BASE ? "baseline" : "" }, shown.map((c, i) => {
       if (c === 1) return h("th", { scope: "row", class: "who" }, h("button", { type: "button", class: "link", title: short(m.name, 200), onclick: () => focusOn(k, true) }, short(m.name, 60)), m.row.net ? h("span", { class: "note" }, ` ${short(m.row.net, 24)}`) : null);
       const text = COLUMNS[c][2](m), top = tops[i] !== null && COLUMNS[c][1](m) === tops[i];
-      return h("td", { class: top ? "best" : "" }, c === 2 ? [bar(m), " "] : null, text);
+      return h("td", { class: (top ? "best" : "") + minor(c) }, c === 2 ? [bar(m), " "] : null, text);
     }));
   });
-  host.replaceChildren(h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Leaderboard" }, h("table", { class: "board" }, h("caption", { class: "hidden" }, "Methods ranked by mean accuracy over clients"), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body))));
+  const whole = h("button", { type: "button", class: "quick columns", "aria-pressed": String(state.columns), onclick: () => { state.columns = !state.columns; leaderboard(host); host.querySelector(".columns").focus(); } }, "All columns");
+  host.replaceChildren(whole, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of the methods" }, h("table", { class: state.columns ? "board full" : "board" }, h("caption", { class: "hidden" }, "Methods ranked by mean accuracy over clients"), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body))));
 }
 
 // The panel of methods
@@ -446,6 +504,9 @@ function words() {
   const notes = [];
   if (g.unfinished.length) notes.push(`Not finished and not in this page: ${g.unfinished.slice(0, 12).join("; ")}${g.unfinished.length > 12 ? ` and ${g.unfinished.length - 12} more` : ""}.`);
   if (g.divided) notes.push("With the same seed, not all methods saw the same division of the data: compare with care.");
+  const uncounted = g.methods.filter((m) => m.after && m.adapt_flops === null).map((m) => short(m.name, 40));
+  byId("uncounted").hidden = !uncounted.length;
+  byId("uncounted").textContent = `The FLOPs of their final adaptation were not counted when these ran: ${uncounted.join(", ")}.`;
   byId("notes").replaceChildren(...notes.map((text) => h("p", { class: "warning", role: "note" }, text)));
   const faults = g.methods.flatMap((m) => m.faults.map((f) => [m.name, ...f]));
   byId("faults").hidden = !faults.length;
@@ -496,7 +557,7 @@ function tables() {
   byId("sorted").after(dataTable("Accuracy of clients", ["method", "mean %", "std", "worst 10 %", "gain over Local", "lose", "gain over FedAvg", "lose"], () => group().methods.map((m) => [m.name, percent(m.row.mean), percent(m.row.std), percent(m.row.worst10), ...["local", "fedavg"].flatMap((b) => [m.gains[b]?.better ?? "–", m.gains[b]?.worse ?? "–"])])));
 }
 
-if (DATA.groups.length > 1) byId("settings").append(choice("Setting", DATA.groups.map((g, k) => [k, g.title]), 0, (k) => { chooseGroup(k); document.querySelectorAll("details.data").forEach((d) => d.closest("#about") || d.remove()); tables(); redraw(); }));
+if (DATA.groups.length > 1) byId("settings").append(choice("Setting", DATA.groups.map((g, k) => [k, g.title]), 0, (k) => { chooseGroup(k); document.querySelectorAll("details.data").forEach((d) => d.closest("#about") || d.remove()); tables(); redraw(); }, 300));
 tables();
 chooseGroup(0);
 addEventListener("beforeprint", () => byId("methods").querySelectorAll("details").forEach((d) => (d.open = true)));

@@ -80,7 +80,7 @@ function show(state) {
   const host = byId("runs");
   hosts.forEach((box, k) => { if (host.children[k] !== box) host.insertBefore(box, host.children[k] ?? null); });
   charts(order);
-  const faults = runs.flatMap((run) => (run.faults ?? []).map((f) => [label(run), ...f])).slice(-40).reverse();
+  const faults = runs.flatMap((run) => (run.faults ?? []).map((f) => [short(label(run), 60), ...f])).slice(-40).reverse();
   byId("faults").hidden = !faults.length;
   byId("fault-rows").replaceChildren(...faults.map((f) => h("tr", {}, f.map((v) => h("td", {}, short(v, 300))))));
 }
