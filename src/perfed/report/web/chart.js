@@ -87,7 +87,7 @@ function digits(marks, unit) {
 
 function lineChart(host, spec) {
   const wide = Math.max(260, host.clientWidth || 640), high = spec.height ?? (wide < 480 ? 270 : 320);
-  const room = { left: 46, right: 14, top: 14, bottom: 44 };
+  const room = { left: 46, right: 14, top: 24, bottom: 44 };
   const shown = spec.series.filter((line) => line.points.some((p) => p.y !== null && p.x !== null));
   const all = shown.flatMap((line) => [...line.points, ...(line.star ? [line.star] : [])]);
   const x = axis(all.map((p) => p.x), room.left, wide - room.right, { pad: spec.x.log ? 0 : spec.bars ? 0.01 : 0.02, ...spec.x });
