@@ -70,10 +70,10 @@ def collect(directories: Iterable[Path | str]) -> list[Setting]:
             missing.setdefault(where, []).extend(unfinished)
             unfinished = []
     found = [Setting(_labelled(series), missing[where]) for where, series in held.items()]
-    words = [_flat(setting.first) for setting in found]
-    keys = [key for key in dict.fromkeys(key for one in words for key in one) if key not in TITLED]
-    for setting, own in zip(found, words, strict=True):
-        setting.apart = {key: own.get(key) for key in keys if any(one.get(key) != own.get(key) for one in words)}
+    choices = [_flat(setting.first) for setting in found]
+    keys = [key for key in dict.fromkeys(key for one in choices for key in one) if key not in TITLED]
+    for setting, own in zip(found, choices, strict=True):
+        setting.apart = {key: own.get(key) for key in keys if any(one.get(key) != own.get(key) for one in choices)}
     return found
 
 
