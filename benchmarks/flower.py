@@ -2,6 +2,7 @@
 
     python benchmarks/flower.py simulated      10 and 100 clients on Ray; start it where Ray may listen (docs/flower.md)
     python benchmarks/flower.py deployed       three sites over TLS on loopback, through a proxy that counts bytes
+    python benchmarks/flower.py kills          ten kills each of a site's node, the SuperLink and the ServerApp
 
 Each writes its part of results/flower.json. Rounds of the engines take turns and the fastest counts, so that what else
 the machine does matters little.
@@ -32,6 +33,7 @@ from perfed.result import versions  # noqa: E402
 
 RESULT = ROOT / "results" / "flower.json"
 ROUNDS = 8
+KILLS = 10
 
 
 def prepared(clients: int) -> Prepared:
@@ -137,10 +139,38 @@ def deployed() -> dict[str, Any]:
         }
 
 
+def kills() -> dict[str, Any]:
+    """Who is killed at a random moment is started again: whether runs end, with which hash, and what was lost."""
+    from tests.e2e.cluster import cluster
+    from tests.e2e.kills import KINDS, Kill, kill
+
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place, cluster(Path(place)) as made:
+        for kind in KINDS:
+            done: list[Kill] = []
+            for seed in range(1000):
+                if len(done) == KILLS:
+                    break
+                if one := kill(made, kind, seed):
+                    done.append(one)
+                    print(one, flush=True)
+            found[kind] = {
+                "kills": KILLS,
+                "ended": len(done),
+                "same_hash": sum(one.same for one in done),
+                "lost_updates": sum(one.faults for one in done),
+                "lost_private_states": sum(one.lost for one in done),
+                "sites_without_model": sum(one.without_model for one in done),
+                "committed_rounds": [one.committed for one in done],
+                "seconds_to_the_end": sorted(one.seconds for one in done),
+            }
+    return found
+
+
 def main() -> None:
     part = sys.argv[1]
     found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    found |= {part: {"simulated": simulated, "deployed": deployed}[part](), "versions": versions()}
+    found |= {part: {"simulated": simulated, "deployed": deployed, "kills": kills}[part](), "versions": versions()}
     RESULT.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found[part], indent=1))
 
