@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,39 +140,40 @@ def deployed() -> dict[str, Any]:
 
 
 def kills() -> dict[str, Any]:
-    """Who is killed at a random moment is started again: whether runs end, with which hash, and what was lost."""
-    from tests.e2e.cluster import cluster
-    from tests.e2e.kills import KINDS, Kill, kill
+    """Who is killed at a random moment is started again: whether runs end, with which hash, and what was lost.
 
-    found: dict[str, Any] = {}
+    Every kill is written as soon as its run has ended; the same command again does those that are missing.
+    """
+    from tests.e2e.cluster import cluster
+    from tests.e2e.kills import KINDS, kill
+
+    found = written().get("kills", {})
     with tempfile.TemporaryDirectory() as place, cluster(Path(place)) as made:
         for kind in KINDS:
-            done: list[Kill] = []
+            done = found.setdefault(kind, [])
             for seed in range(1000):
-                if len(done) == KILLS:
+                if len(done) >= KILLS:
                     break
-                if one := kill(made, kind, seed):
-                    done.append(one)
+                if seed not in [one["seed"] for one in done] and (one := kill(made, kind, seed)):
+                    done.append({key: value for key, value in asdict(one).items() if key != "kind"})
+                    write("kills", found)
                     print(one, flush=True)
-            found[kind] = {
-                "kills": KILLS,
-                "ended": len(done),
-                "same_hash": sum(one.same for one in done),
-                "lost_updates": sum(one.faults for one in done),
-                "lost_private_states": sum(one.lost for one in done),
-                "sites_without_model": sum(one.without_model for one in done),
-                "committed_rounds": [one.committed for one in done],
-                "seconds_to_the_end": sorted(one.seconds for one in done),
-            }
     return found
+
+
+def written() -> dict[str, Any]:
+    return json.loads(RESULT.read_text()) if RESULT.exists() else {}
+
+
+def write(part: str, found: dict[str, Any]) -> None:
+    RESULT.write_text(json.dumps(written() | {part: found, "versions": versions()}, indent=1) + "\n")
 
 
 def main() -> None:
     part = sys.argv[1]
-    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    found |= {part: {"simulated": simulated, "deployed": deployed, "kills": kills}[part](), "versions": versions()}
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found[part], indent=1))
+    found = {"simulated": simulated, "deployed": deployed, "kills": kills}[part]()
+    write(part, found)
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
