@@ -119,7 +119,7 @@ def _simulated(grid: Grid, roll: Roll, config: Config, terms: Terms, directory: 
     prepared = prepare(config)
     _claim(directory, prepared)
     executor = replace(simulated_nodes(grid, prepared, roll), carry=hooks.carry)
-    simulation = prepared.simulation(directory, hooks.watch, executor=lambda _: executor)
+    simulation = prepared.simulation(directory, hooks.watch, executor=executor.limited)
     hooks.opened(simulation)
     return _finish(simulation, prepared, directory)
 
@@ -144,7 +144,7 @@ def _opened(prepared: Prepared, directory: Path, watch: Watcher, executor: Nodes
     ends = time.monotonic() + BUSY
     while True:
         try:
-            return prepared.simulation(directory, watch, executor=lambda _: executor, sites=True, quorum=terms.quorum)
+            return prepared.simulation(directory, watch, executor=executor.limited, sites=True, quorum=terms.quorum)
         except StoreError as error:
             if "in use" not in error.cause or time.monotonic() > ends:
                 raise

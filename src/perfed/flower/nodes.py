@@ -10,14 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Protocol
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from perfed.engine.worker import Reply, Task
+from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import PerfedError, UpdateError
+from perfed.flower.limits import upload_limit
 from perfed.flower.messages import Job, read_reply, write_task
 from perfed.flower.payload import LARGEST
 
@@ -73,7 +75,8 @@ class Nodes:
     classes: int
     deadline: float = 600.0
     """seconds that the clients of a round have to answer"""
-    limit: int = LARGEST
+    limit: Callable[[Task], int] = lambda _: LARGEST
+    """bytes of arrays that the answer to a task may have"""
     stop: threading.Event = field(default_factory=threading.Event)
     patient: bool = False
     """whether nodes come and go; simulated ones do not"""
@@ -113,6 +116,10 @@ class Nodes:
                 self.stop.wait(min(pause, max(0.0, ends - time.monotonic())))
         return [replies.get(id(sent)) or self.missing(sent) for sent in open_]
 
+    def limited(self, worker: Worker) -> Nodes:
+        """The same, which accepts no larger answers than the worker's method declares."""
+        return replace(self, limit=partial(upload_limit, worker))
+
     def close(self) -> None:
         """Nothing to release."""
 
@@ -146,7 +153,7 @@ class Nodes:
         try:
             if message.metadata.src_node_id != self.address.node(client):
                 raise UpdateError(f"Another node answered for client {client}.")
-            return read_reply(message.content, sent.task, self.classes, self.limit)
+            return read_reply(message.content, sent.task, self.classes, self.limit(sent.task))
         except UpdateError as error:
             return Reply(client, {}, {}, {"error": str(error)})
 
