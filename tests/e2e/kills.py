@@ -25,6 +25,8 @@ Kind = Literal["site", "link", "server"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """a SuperNode, the SuperLink, the ServerApp"""
 ROUNDS = 3
+PATIENCE = 1800
+"""seconds that a run has to end after a kill"""
 TERMS = Terms(sites=3, quorum=1.0, deadline=600, wait=600)
 
 
@@ -36,6 +38,8 @@ class Kill:
     seed: int
     committed: int
     """rounds that were committed at that moment"""
+    ended: bool
+    """whether the run came to its end, submitted again as often as it took"""
     same: bool
     """the hash of the run that nobody disturbed"""
     faults: int
@@ -74,13 +78,18 @@ def kill(made: Cluster, kind: Kind, seed: int) -> Kill | None:
             os.kill(server, signal.SIGKILL)
     finally:
         end(following)
-    result = made.finish(out, given, TERMS)
+    try:
+        result = made.finish(out, given, TERMS, PATIENCE)
+    except AssertionError as late:
+        print(late, flush=True)
+        return Kill(kind, seed, committed, False, False, 0, 0, 0, round(time.monotonic() - started, 1))
     seconds = time.monotonic() - started
     expected = in_process(made, given)
     return Kill(
         kind,
         seed,
         committed,
+        True,
         result.state_sha256 == expected.state_sha256,
         len([fault for fault in result.faults if "last model" not in fault["reason"]]),
         lost(made, result),

@@ -1,6 +1,6 @@
 """Three sites as real processes over TLS: the bits of a run in one process, whoever is killed; strangers are refused.
 
-`PERFED_FLOWER=all` tries five methods and ten kills of each kind at random moments; otherwise one of each.
+`PERFED_FLOWER=all` tries six methods and ten kills of each kind at random moments; otherwise one method and one kill.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from tests.e2e.cluster import SITES, Cluster, cluster, in_process, words
 from tests.e2e.kills import KINDS, TERMS, Kind, kill
 
 FULL = os.environ.get("PERFED_FLOWER") == "all"
-METHODS = {"fedrep": {}, "fedavg": {}, "scaffold": {}, "fedfomo": {"M": 3}, "pfedc": {}} if FULL else {"fedrep": {}}
-KILLS = [(kind, seed) for kind in KINDS for seed in range(10)] if FULL else [("site", 0)]
+ALL = {"fedrep": {}, "fedavg": {}, "scaffold": {}, "fedfomo": {"M": 3}, "pfedc": {}, "privacypfedc": {}}
+METHODS = ALL if FULL else {"fedrep": {}}
+KILLS = [(kind, seed) for kind in KINDS for seed in range(10)] if FULL else [("server", 0)]
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,8 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_a_deployment_ends_with_the_bits_of_one_process(deployed: Cluster, method: str) -> None:
     """And every site has its personal model, with which it predicts when no server is there."""
     given = words(method, **METHODS[method])
+    if method == "privacypfedc":
+        deployed.share_key()
     expected = in_process(deployed, given)
     result = deployed.finish(deployed.place / f"run-{method}", given, TERMS)
     assert result.state_sha256 == expected.state_sha256
@@ -51,6 +54,7 @@ def test_a_deployment_ends_with_the_bits_of_one_process(deployed: Cluster, metho
 def test_whoever_is_killed_the_run_ends_with_the_same_bits(deployed: Cluster, kind: Kind, seed: int) -> None:
     """A site comes back within the deadline, the SuperLink or the ServerApp is started again: nothing is lost."""
     found = next(done for number in range(seed, 1000, 10) if (done := kill(deployed, kind, number)))
+    assert found.ended
     assert found.same
     assert (found.faults, found.lost, found.without_model) == (0, 0, 0)
 
