@@ -2,6 +2,7 @@
 
     python benchmarks/flower.py simulated      10 and 100 clients on Ray; start it where Ray may listen (docs/flower.md)
     python benchmarks/flower.py deployed       three sites over TLS on loopback, through a proxy that counts bytes
+    python benchmarks/flower.py kills          ten kills each of a site's node, the SuperLink and the ServerApp
 
 Each writes its part of results/flower.json. Rounds of the engines take turns and the fastest counts, so that what else
 the machine does matters little.
@@ -16,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from perfed.result import versions  # noqa: E402
 
 RESULT = ROOT / "results" / "flower.json"
 ROUNDS = 8
+KILLS = 10
 
 
 def prepared(clients: int) -> Prepared:
@@ -137,12 +139,41 @@ def deployed() -> dict[str, Any]:
         }
 
 
+def kills() -> dict[str, Any]:
+    """Who is killed at a random moment is started again: whether runs end, with which hash, and what was lost.
+
+    Every kill is written as soon as its run has ended; the same command again does those that are missing.
+    """
+    from tests.e2e.cluster import cluster
+    from tests.e2e.kills import KINDS, kill
+
+    found = written().get("kills", {})
+    with tempfile.TemporaryDirectory() as place, cluster(Path(place)) as made:
+        for kind in KINDS:
+            done = found.setdefault(kind, [])
+            for seed in range(1000):
+                if len(done) >= KILLS:
+                    break
+                if seed not in [one["seed"] for one in done] and (one := kill(made, kind, seed)):
+                    done.append({key: value for key, value in asdict(one).items() if key != "kind"})
+                    write("kills", found)
+                    print(one, flush=True)
+    return found
+
+
+def written() -> dict[str, Any]:
+    return json.loads(RESULT.read_text()) if RESULT.exists() else {}
+
+
+def write(part: str, found: dict[str, Any]) -> None:
+    RESULT.write_text(json.dumps(written() | {part: found, "versions": versions()}, indent=1) + "\n")
+
+
 def main() -> None:
     part = sys.argv[1]
-    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    found |= {part: {"simulated": simulated, "deployed": deployed}[part](), "versions": versions()}
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found[part], indent=1))
+    found = {"simulated": simulated, "deployed": deployed, "kills": kills}[part]()
+    write(part, found)
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -85,6 +85,8 @@ def flower(found: dict[str, Any]) -> str:
             f" {wire['wire_bytes'] / 1e6:.1f} MB, {wire['ratio']:.3f} times the {counted / 1e6:.1f} MB of the messages"
             f" (the ledger's {wire['ledger_bytes'] / 1e6:.1f} MB and the models that were sent to be scored)."
         )
+    if kills := found.get("kills"):
+        text += "\n\n" + killed(kills)
     made = "Made by `benchmarks/flower.py` on two busy cores, where only ratios count; results/flower.json, torch"
     return f"{text}\n\n{made} {found['versions']['torch']}."
 
@@ -118,6 +120,20 @@ def kernels(found: dict[str, Any]) -> str:
     text += [f"| {n} | {w['seconds']:.2f} | {100 * w['share']:.0f} % |" for n, w in found["workloads"].items()]
     made = f"One process on {found['machine']}; torch {found['versions']['torch']}. Made by"
     return "\n".join(text) + f"\n\n{made} `python benchmarks/kernels.py`; results/kernels.json."
+
+
+def killed(found: dict[str, Any]) -> str:
+    """What became of runs in which somebody was killed at a random moment and started again."""
+    names = {"site": "a site's node", "link": "the SuperLink", "server": "the ServerApp"}
+    lines = [
+        "| SIGKILL of | kills | runs that ended | same hash | lost updates | lost private states | s, median |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for kind, runs in found.items():
+        ended, same, faults, lost = (sum(run[key] for run in runs) for key in ("ended", "same", "faults", "lost"))
+        seconds = sorted(run["seconds"] for run in runs)[len(runs) // 2]
+        lines.append(f"| {names[kind]} | {len(runs)} | {ended} | {same} | {faults} | {lost} | {seconds:.0f} |")
+    return "\n".join(lines)
 
 
 OWN = {"kernels": kernels, "scaling": scaling, "demo": leaderboard, "bench": side_by_side, "flower": flower}

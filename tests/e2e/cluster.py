@@ -23,7 +23,8 @@ from perfed.data import Federation
 from perfed.data.federation import PARTS
 from perfed.flower import deployment
 from perfed.flower.coordinate import Terms
-from perfed.flower.site import Site
+from perfed.flower.site import KEYS, Site
+from perfed.privacy.ckks import Keyring
 from perfed.result import Result
 
 SITES = {"anna": (0, 1, 2), "berta": (2, 3, 4), "carla": (0, 5, 6, 7)}
@@ -44,11 +45,12 @@ def pictures(folder: Path, each: int = 60) -> None:
 class Cluster:
     """The processes of a deployment, each ended by its own number."""
 
-    def __init__(self, place: Path) -> None:
-        self.place, self.port = place, deployment.free_port()
+    def __init__(self, place: Path, *, insecure: bool = False) -> None:
+        self.place, self.port, self.insecure = place, deployment.free_port(), insecure
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         pictures(place / "data")
-        deployment.init_coordinator(place / "coordinator", "127.0.0.1", self.port, "127.0.0.1")
+        bind = None if insecure else "127.0.0.1"  # then it is the default
+        deployment.init_coordinator(place / "coordinator", "127.0.0.1", self.port, bind, insecure=insecure)
         self.coordinator = deployment.Coordinator.load(place / "coordinator")
         for name in SITES:
             self.init_site(name, name)
@@ -56,9 +58,17 @@ class Cluster:
     def init_site(self, folder: str, name: str, ca: Path | None = None) -> Path:
         directory = self.place / folder
         data = str(self.place / "data" / (name if name in SITES else "anna"))
-        deployment.init_site(directory, name, data, f"127.0.0.1:{self.port}")
+        deployment.init_site(directory, name, data, f"127.0.0.1:{self.port}", insecure=self.insecure)
+        if self.insecure:
+            return directory
         (directory / "ca.crt").write_bytes((ca or self.coordinator.directory / "ca.crt").read_bytes())
         return directory
+
+    def share_key(self) -> None:
+        """The secret key that sites share, a copy in every site's directory."""
+        Keyring.make(self.place / KEYS)
+        for name in SITES:
+            (self.place / name / KEYS).write_bytes((self.place / KEYS).read_bytes())
 
     # Processes
 
@@ -85,7 +95,8 @@ class Cluster:
     def start(self) -> None:
         self.start_link()
         for name in SITES:
-            self.coordinator.add(self.place / name / f"{name}.csr")
+            if not self.insecure:
+                self.coordinator.add(self.place / name / f"{name}.csr")
             self.start_site(name)
 
     def kill(self, name: str) -> None:

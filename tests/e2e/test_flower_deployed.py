@@ -1,29 +1,26 @@
 """Three sites as real processes over TLS: the bits of a run in one process, whoever is killed; strangers are refused.
 
-`PERFED_FLOWER=all` tries five methods and ten kills of each kind at random moments; otherwise one of each.
+`PERFED_FLOWER=all` tries six methods and ten kills of each kind at random moments; otherwise one method and one kill.
 """
 
 from __future__ import annotations
 
 import os
-import random
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from perfed.flower.coordinate import Terms
 from perfed.flower.deployment import init_coordinator
 from perfed.flower.site import Site
-from tests.e2e.cluster import SITES, Cluster, cluster, end, in_process, words
+from tests.e2e.cluster import SITES, Cluster, cluster, in_process, words
+from tests.e2e.kills import KINDS, TERMS, Kind, kill
 
 FULL = os.environ.get("PERFED_FLOWER") == "all"
-METHODS = {"fedrep": {}, "fedavg": {}, "scaffold": {}, "fedfomo": {"M": 3}, "pfedc": {}} if FULL else {"fedrep": {}}
-KILLS = [(kind, seed) for kind in ("site", "link", "server") for seed in range(10)] if FULL else [("site", 0)]
-TERMS = Terms(sites=3, quorum=1.0, deadline=600, wait=600)
+ALL = {"fedrep": {}, "fedavg": {}, "scaffold": {}, "fedfomo": {"M": 3}, "pfedc": {}, "privacypfedc": {}}
+METHODS = ALL if FULL else {"fedrep": {}}
+KILLS = [(kind, seed) for kind in KINDS for seed in range(10)] if FULL else [("server", 0)]
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +33,8 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_a_deployment_ends_with_the_bits_of_one_process(deployed: Cluster, method: str) -> None:
     """And every site has its personal model, with which it predicts when no server is there."""
     given = words(method, **METHODS[method])
+    if method == "privacypfedc":
+        deployed.share_key()
     expected = in_process(deployed, given)
     result = deployed.finish(deployed.place / f"run-{method}", given, TERMS)
     assert result.state_sha256 == expected.state_sha256
@@ -52,37 +51,12 @@ def test_a_deployment_ends_with_the_bits_of_one_process(deployed: Cluster, metho
 
 
 @pytest.mark.parametrize(("kind", "seed"), KILLS)
-def test_whoever_is_killed_the_run_ends_with_the_same_bits(deployed: Cluster, kind: str, seed: int) -> None:
+def test_whoever_is_killed_the_run_ends_with_the_same_bits(deployed: Cluster, kind: Kind, seed: int) -> None:
     """A site comes back within the deadline, the SuperLink or the ServerApp is started again: nothing is lost."""
-    given = words("fedrep", rounds=3)
-    expected = in_process(deployed, given)
-    out = deployed.place / f"killed-{kind}-{seed}"
-    chance = random.Random(f"{kind}{seed}")
-    following = deployed.submit(out, given, TERMS)
-    try:
-        deployed.until(lambda: deployed.server_app() is not None, 300, "the ServerApp")
-        begun = chance.random() < 0.8  # mostly in a round, sometimes while sites are being gathered
-        if begun:
-            deployed.until(lambda: (out / "run.db").is_file(), 600, "the first round")
-        time.sleep(chance.uniform(0, 15))
-        if kind == "site":
-            victim = chance.choice(sorted(SITES))
-            deployed.kill(victim)
-            deployed.start_site(victim)
-        elif kind == "link":
-            deployed.kill("link")
-            deployed.start_link()
-        elif (server := deployed.server_app()) is not None:
-            os.kill(server, signal.SIGKILL)
-        if kind == "site":
-            deployed.until(lambda: (out / "result.json").is_file() or following.poll() is not None, 900, "the run")
-    finally:
-        end(following)
-    result = deployed.finish(out, given, TERMS)
-    assert result.state_sha256 == expected.state_sha256
-    assert [fault for fault in result.faults if "last model" not in fault["reason"]] == []
-    for name in SITES:
-        Site.load(deployed.place / name).predict(torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
+    found = next(done for number in range(seed, 1000, 10) if (done := kill(deployed, kind, number)))
+    assert found.ended
+    assert found.same
+    assert (found.faults, found.lost, found.without_model) == (0, 0, 0)
 
 
 def test_strangers_are_refused(deployed: Cluster, tmp_path: Path) -> None:

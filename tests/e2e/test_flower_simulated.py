@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.contract.rows import ROWS
+from tests.e2e.namespace import in_a_namespace
 
 ROOT = Path(__file__).parents[2]
 FEW = ["fedrep", "cd2pfed", "fedfomo", "scaffold", "fedavg+ft"]
-ALONE = 'ip link set lo up && exec "$@"'
-
-
-def in_a_namespace(*words: str) -> list[str]:
-    """The command in a network of its own; as another user than root, in a user namespace too."""
-    unshare = shutil.which("unshare")
-    assert unshare, "unshare (util-linux) is needed, as Ray must not listen on the machine's network"
-    user = [] if os.geteuid() == 0 else ["--map-root-user"]
-    return [unshare, *user, "--net", "sh", "-c", ALONE, "sh", *words]
 
 
 def test_simulated_nodes_end_with_the_same_bits() -> None:

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import os
 import random
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from perfed import config as configuration
 from perfed.core import registry
+from perfed.core.download import verify_download
+from perfed.core.plan import Round
+from perfed.core.server import Peer
 from perfed.core.state import State
 from perfed.data import Federation
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
 from perfed.engine.worker import Kept, Reply, Task
 from perfed.errors import PerfedError, UpdateError
+from perfed.flower.answering import answer
 from perfed.flower.computing import compute
+from perfed.flower.limits import download_limit, upload_limit
 from perfed.flower.messages import Job, read_reply, read_task, write_reply, write_task
-from perfed.flower.payload import read_state, write_state
+from perfed.flower.payload import HEADER, read_state, write_state
+from perfed.prepare import prepare
 from tests.conftest import small_net
 from tests.contract.rows import ROWS
 
@@ -84,8 +92,6 @@ def refused(simulation: Simulation, content: RecordDict, task: Task) -> bool:
     """Whether the content is refused with a PerfedError, and with nothing else, on its way into a round."""
     try:
         reply = read_reply(content, task, 10)
-        from perfed.core.plan import Round
-
         simulation._accept(reply, task.client, Round(1, 3))
     except PerfedError:
         return True
@@ -125,6 +131,24 @@ def test_a_message_larger_than_allowed_is_not_decoded() -> None:
         read_state(record, "Client 1", limit=100)
 
 
+def sent(state: State) -> int:
+    return sum(len(array.data) for array in write_state(state).values())
+
+
+def test_a_message_of_a_gigabyte_is_refused_by_its_size(simulation: Simulation) -> None:
+    """A good name, shape and type do not help: nothing is decoded, on either side."""
+    task, reply = trained(simulation)
+    huge = Array("float32", (1,), "numpy.ndarray", bytes(1 << 20))
+    content = write_reply(reply, simulated=True)
+    cast(Any, content["state"])["more"] = huge
+    with pytest.raises(UpdateError, match="bytes are accepted"):
+        read_reply(content, task, 10, upload_limit(simulation.worker, task))
+    question = write_task(task, JOB)
+    cast(Any, question["received"])["more"] = huge
+    with pytest.raises(UpdateError, match="bytes are accepted"):
+        read_task(question, lambda task, _: download_limit(simulation.worker, task))
+
+
 def test_a_shape_that_its_bytes_do_not_have_is_refused() -> None:
     good = Array(np.zeros((2, 3), np.float32))
     for array in (
@@ -158,9 +182,51 @@ def test_mutated_messages_neither_crash_nor_pass(simulation: Simulation) -> None
     assert accepted < MUTATIONS / 2  # what passes are bits of values that stay finite, and harmless numbers
 
 
-def mutate(content: RecordDict, chance: random.Random) -> str:
+def test_mutated_downloads_neither_crash_nor_pass(simulation: Simulation) -> None:
+    """At the client's side too: what is not a task of this method is refused in words, naming the server."""
+    task, job = simulation._task("train", 0, 1), Job("rounds = 3\n", "r", ("a", "b"), 6)
+    accepted = 0
+    for seed in range(MUTATIONS):
+        content = write_task(task, job)
+        what = mutate(content, random.Random(seed), ["received", "private"], ["task", "task"])
+        try:
+            found, _, _ = read_task(content, lambda task, _: download_limit(simulation.worker, task))
+            peer = Peer(found.client, found.since)
+            check = (simulation.method, simulation.plan, found.received, peer, Round(found.t, 3), 6)
+            verify_download(*check)
+        except PerfedError:
+            continue
+        accepted += 1
+        assert all(bool(torch.isfinite(t).all()) for t in found.received.values() if t.is_floating_point()), what
+        assert {n: t.shape for n, t in found.received.items()} == {n: t.shape for n, t in task.received.items()}, what
+    assert accepted < MUTATIONS / 2
+
+
+def test_a_mutated_message_is_answered_whatever_it_is(tmp_path: Path) -> None:
+    """The node's own entry, with a whole message: every answer is one, good or an error in words."""
+    words = 'clients = 4\nrounds = 2\nsplit = "iid"\n[method]\nname = "fedrep"\n[net]\nname = "mlp"\nhidden = [8]\n'
+    prepared = prepare(configuration.resolve(configuration.parse(words)))
+    simulation = prepared.simulation(tmp_path)
+    task, job, errors = simulation._task("train", 1, 1), Job(prepared.config.toml()), 0
+    for seed in range(MUTATIONS // 3):
+        content = write_task(task, job)
+        what = mutate(content, random.Random(seed), ["received", "private"], ["task", "task"])
+        reply = answer("train", content, None, 1)
+        plain: Any = reply["reply"]
+        errors += "error" in plain
+        assert "error" not in plain or len(plain["error"]) > 10, what
+    assert errors > MUTATIONS / 9
+    simulation.close()
+
+
+def mutate(
+    content: RecordDict,
+    chance: random.Random,
+    states: tuple[str, ...] | list[str] = ("state", "private"),
+    records: tuple[str, ...] | list[str] = ("reply", "numbers"),
+) -> str:
     kind = chance.choice(["bytes", "bytes", "shape", "dtype", "stype", "name", "drop", "scalar", "record", "number"])
-    arrays: Any = content[chance.choice(["state", "private"])]
+    arrays: Any = content[chance.choice(states)]
     name = chance.choice(list(arrays)) if len(arrays) else None
     if name is None or kind in ("scalar", "record", "number"):
         if kind == "record":
@@ -171,7 +237,7 @@ def mutate(content: RecordDict, chance: random.Random) -> str:
             if chance.random() < 0.5:
                 del content[gone]
             return f"record {gone}"
-        target: Any = content[chance.choice(["reply", "numbers"])]
+        target: Any = content[chance.choice(records)]
         key = chance.choice([*target, "strange"])
         if isinstance(target, MetricRecord):
             target[key] = chance.choice([-1, 0, 2**62, 1e308, float("nan"), float("inf"), -1e-9, [1, 2]])
@@ -203,7 +269,10 @@ def mutate(content: RecordDict, chance: random.Random) -> str:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_download_is_what_its_method_declares(name: str, digits: Federation) -> None:
-    """The check at the site accepts all that the server sends, in every round, and refuses it renamed or not finite."""
+    """The check at the site accepts all that the server sends, in every round, and refuses it renamed or not finite.
+
+    Both sides' limits follow from what the method declares: a message cannot be a multiple of a good one.
+    """
     row = ROWS[name]
     method = registry.make(name, **{"lr": 0.05, **row.hyper})
     start = small_net(digits, row.net)
@@ -213,11 +282,17 @@ def test_every_download_is_what_its_method_declares(name: str, digits: Federatio
         simulation.step(t)
         for client in range(6):
             task = simulation._task("train", client, min(t + 1, 3))
-            assert compute(simulation.worker, task).error is None, (name, t, client)
+            reply = compute(simulation.worker, task)
+            assert reply.error is None, (name, t, client)
+            assert sent(task.received) <= download_limit(simulation.worker, task), (name, t, client)
+            up = upload_limit(simulation.worker, task)
+            assert sent(reply.state) <= up <= sent(reply.state) + HEADER * len(reply.state), (name, t, client)
             for key in list(task.received)[:1]:
                 seen += 1
                 renamed = {("x" if n == key else n): v for n, v in task.received.items()}
                 with pytest.raises(UpdateError):
                     compute(simulation.worker, Task(**{**task.__dict__, "received": renamed}))
+    scored = simulation._task("evaluate", 0, 3, seen=True, adapt=True)
+    assert sent(compute(simulation.worker, scored).state) <= upload_limit(simulation.worker, scored) < 100_000
     assert seen or not row.travels or name == "fedfomo"
     simulation.close()

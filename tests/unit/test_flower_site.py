@@ -11,8 +11,10 @@ import pytest
 import torch
 from cryptography import x509
 from flwr.app import ConfigRecord, RecordDict
+from typer.testing import CliRunner
 
 from perfed import config as configuration
+from perfed.cli import app
 from perfed.core.state import State
 from perfed.data import Federation
 from perfed.engine.rounds import Simulation
@@ -240,3 +242,23 @@ def test_words_come_back_from_flowers_flat_configuration() -> None:
 def test_terms_that_cannot_be_are_refused(terms: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="cannot be"):
         Terms(**terms)  # type: ignore[arg-type]
+
+
+def test_a_key_that_sites_share_is_the_sites_own_and_no_run_names_it(site: Site, tmp_path: Path) -> None:
+    """Privacy-pFedC at a site: without the file it does not take part, and says what to do."""
+    pytest.importorskip("tenseal")
+    given = {"name": "privacypfedc", "keys": str(tmp_path / "elsewhere.ckks")}
+    config = configuration.resolve({"method": given, "net": {"name": "mlp", "hidden": [8]}})
+    with pytest.raises(ConfigError, match="anna has none"):
+        site.present(config)
+    done = CliRunner().invoke(app, ["site", "key", str(site.directory / "clients.ckks")])
+    assert done.exit_code == 0, done.output
+    assert stat.S_IMODE((site.directory / "clients.ckks").stat().st_mode) == 0o600
+    assert site.present(config).name == "anna"
+    worker = site.worker(config.toml(), 0, 3, ("0", "1", "2"))
+    assert worker.method.keys == str(site.directory / "clients.ckks")  # type: ignore[attr-defined]
+    assert not (tmp_path / "elsewhere.ckks").exists()
+    again = CliRunner().invoke(app, ["site", "key", str(site.directory / "clients.ckks")])
+    assert again.exit_code == 2
+    other = configuration.resolve({"method": "fedrep", "net": "mlp"})
+    assert site.at_home(other) is other

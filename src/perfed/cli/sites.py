@@ -16,6 +16,8 @@ coordinator = typer.Typer(name="coordinator", help="The server of sites on Flowe
 DIVISION = ("split", "clients", "unseen", "shift", "external", "assignment", "test")
 """Words about how data is divided: here it is where it is."""
 
+OPEN = "Insecure: without TLS and keys, whoever reaches the port can read everything and take part."
+
 Directory = Annotated[Path, typer.Argument(help="The directory that init made.")]
 New = Annotated[Path, typer.Argument(help="A new directory.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS and keys: for trying out on one machine only.")]
@@ -46,8 +48,25 @@ def start_site(
 ) -> None:
     """Take part: run this site's Flower node until it is stopped."""
     from perfed.flower import deployment
+    from perfed.flower.site import Site
 
+    if Site.load(directory).insecure:
+        typer.echo(OPEN, err=True)
     raise typer.Exit(deployment.serve_site(directory, port))
+
+
+@site.command("key")
+def key(
+    file: Annotated[Path, typer.Argument(help="A new file. Give every site a copy, and nobody else.")],
+) -> None:
+    """Make the secret key that sites share, for methods that seal what they send (Privacy-pFedC)."""
+    from perfed.errors import ConfigError
+    from perfed.privacy.ckks import Keyring
+
+    if file.exists():
+        raise ConfigError(f"{file} exists.", "Give a new file.")
+    Keyring.make(file)
+    typer.echo(file)
 
 
 @site.command("predict")
@@ -79,7 +98,10 @@ def init_coordinator(
     directory: New,
     host: Annotated[str, typer.Option(help="The name or address by which sites reach this machine.")],
     port: Annotated[int, typer.Option(help="The port.", min=1, max=65535)] = 8100,
-    bind: Annotated[str, typer.Option(help="The address of this machine to listen at.")] = "0.0.0.0",
+    bind: Annotated[
+        str | None,
+        typer.Option(help="The address of this machine to listen at; default: all, with --insecure loopback."),
+    ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Make what the coordinator needs: an authority, its certificate, and Flower's connection."""
@@ -94,7 +116,10 @@ def start_coordinator(directory: Directory) -> None:
     """Run Flower's SuperLink until it is stopped."""
     from perfed.flower import deployment
 
-    command, environment = deployment.Coordinator.load(directory).start_command()
+    made = deployment.Coordinator.load(directory)
+    command, environment = made.start_command()
+    if made.insecure:
+        typer.echo(OPEN, err=True)
     os.execve(command[0], command, environment)
 
 

@@ -5,4 +5,6 @@ An adapter and nothing else: tasks go out as Flower messages and replies come ba
     [tool.flwr.app.components]
     serverapp = "perfed.flower.server_app:app"
     clientapp = "perfed.flower.client_app:app"
+
+`perfed.flower.strategy.Strategy` is the same as a Flower Strategy.
 """

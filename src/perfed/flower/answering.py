@@ -7,10 +7,11 @@ from pathlib import Path
 from flwr.app import RecordDict
 
 from perfed import config as configuration
-from perfed.engine.worker import Reply
+from perfed.engine.worker import Reply, Task
 from perfed.errors import ConfigError, PerfedError
 from perfed.flower.computing import compute, simulated
-from perfed.flower.messages import read_task, write_reply
+from perfed.flower.limits import download_limit
+from perfed.flower.messages import Job, read_task, write_reply
 from perfed.flower.rollcall import Present, read_question, refusal
 from perfed.flower.site import Site
 
@@ -31,17 +32,26 @@ def _present(content: RecordDict, site: str | None, partition: int | None) -> Re
 
 
 def _computed(content: RecordDict, site: str | None, partition: int | None) -> RecordDict:
+    here = None if site is None else Site.load(Path(site))
     client = 0
-    try:
-        task, job, last = read_task(content)
+
+    def limit(task: Task, job: Job) -> int:
+        """How large this task's download may be, once it is known that it is for this node."""
+        nonlocal client
         client = task.client
-        if site is not None:
-            return write_reply(Site.load(Path(site)).answer(task, job, last=last))
+        if here is not None:
+            return download_limit(here.worker(job.words, task.client, job.clients, job.classes), task)
         if task.kept is not None or task.client != _known(partition):
             raise ConfigError(
                 f"Client {task.client} is asked of the simulated client {partition}.",
                 "A node of a deployment is started by perfed site start.",
             )
+        return download_limit(simulated(job.words), task)
+
+    try:
+        task, job, last = read_task(content, limit)
+        if here is not None:
+            return write_reply(here.answer(task, job, last=last))
         return write_reply(compute(simulated(job.words), task), simulated=True)
     except PerfedError as error:
         return write_reply(Reply(client, {}, {}, {"error": str(error)}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +24,7 @@ from perfed.data import Federation
 from perfed.engine.cost import blank
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Progress, Watcher
+from perfed.engine.worker import Reply, Task
 from perfed.errors import ConfigError, StoreError
 from perfed.flower.extra import refuse_cohorts
 from perfed.flower.messages import Job
@@ -82,7 +83,16 @@ def words_of(flat: Mapping[str, Any]) -> dict[str, Any]:
     return words
 
 
-def coordinate(grid: Grid, flat: Mapping[str, Any], watch: Watcher | None = None) -> Result:
+@dataclass(frozen=True)
+class Hooks:
+    """How others look on, and carry the messages themselves."""
+
+    watch: Watcher
+    opened: Callable[[Simulation], None] = lambda _: None
+    carry: Callable[[Nodes, Sequence[Task]], list[Reply]] | None = None
+
+
+def coordinate(grid: Grid, flat: Mapping[str, Any], hooks: Hooks | None = None) -> Result:
     """Run what the run configuration says over the nodes of a grid, from where its directory stands."""
     words = words_of(flat)
     terms = Terms(**{key: words.pop(key) for key in TERMS if key in words})
@@ -101,18 +111,20 @@ def coordinate(grid: Grid, flat: Mapping[str, Any], watch: Watcher | None = None
         if rundir.is_finished(directory) and began.identity() == _filled(config, began).identity():
             return Result.load(directory)
     run = _simulated if simulated else _deployed
-    return run(grid, roll, config, terms, directory, watch or _say)
+    return run(grid, roll, config, terms, directory, hooks or Hooks(_say))
 
 
-def _simulated(grid: Grid, roll: Roll, config: Config, terms: Terms, directory: Path, watch: Watcher) -> Result:
+def _simulated(grid: Grid, roll: Roll, config: Config, terms: Terms, directory: Path, hooks: Hooks) -> Result:
     """Every client is a simulated node; data and private states are made and kept as on one machine."""
     prepared = prepare(config)
     _claim(directory, prepared)
-    simulation = prepared.simulation(directory, watch, executor=lambda _: simulated_nodes(grid, prepared, roll))
+    executor = replace(simulated_nodes(grid, prepared, roll), carry=hooks.carry)
+    simulation = prepared.simulation(directory, hooks.watch, executor=executor.limited)
+    hooks.opened(simulation)
     return _finish(simulation, prepared, directory)
 
 
-def _deployed(grid: Grid, roll: Roll, config: Config, terms: Terms, directory: Path, watch: Watcher) -> Result:
+def _deployed(grid: Grid, roll: Roll, config: Config, terms: Terms, directory: Path, hooks: Hooks) -> Result:
     _refuse(config)
     sites, run = _members(roll, terms, directory)
     federation = _outline(list(sites.values()))
@@ -121,7 +133,9 @@ def _deployed(grid: Grid, roll: Roll, config: Config, terms: Terms, directory: P
     address = _Sites(roll, sites)
     job = Job(prepared.config.toml(), run, federation.classes, len(sites))
     executor = Nodes(grid, job, address, federation.num_classes, deadline=terms.deadline, patient=True)
-    simulation = _opened(prepared, directory, watch, executor, terms)
+    executor.carry = hooks.carry
+    simulation = _opened(prepared, directory, hooks.watch, executor, terms)
+    hooks.opened(simulation)
     return _finish(simulation, prepared, directory, executor)
 
 
@@ -130,7 +144,7 @@ def _opened(prepared: Prepared, directory: Path, watch: Watcher, executor: Nodes
     ends = time.monotonic() + BUSY
     while True:
         try:
-            return prepared.simulation(directory, watch, executor=lambda _: executor, sites=True, quorum=terms.quorum)
+            return prepared.simulation(directory, watch, executor=executor.limited, sites=True, quorum=terms.quorum)
         except StoreError as error:
             if "in use" not in error.cause or time.monotonic() > ends:
                 raise

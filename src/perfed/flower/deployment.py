@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +163,11 @@ class Coordinator:
         if self.insecure:
             command.append("--insecure")
         else:
+            for needed in ("ca.crt", "server.crt", "server.key"):
+                if not (place / needed).is_file():
+                    raise ConfigError(
+                        f"{place / needed} is missing.", "perfed coordinator init makes it, in a new place."
+                    )
             command += ["--ssl-ca-certfile", str(place / "ca.crt"), "--ssl-certfile", str(place / "server.crt")]
             command += ["--ssl-keyfile", str(place / "server.key"), "--enable-supernode-auth"]
         return command, environment(self.home)
@@ -168,6 +175,9 @@ class Coordinator:
     def add(self, request: Path) -> str:
         """Admit the site of a request; the SuperLink must be running."""
         name, public = keys.read_request(request)
+        if self.insecure:
+            raise ConfigError("This coordinator knows no keys: it was made with --insecure.", "Start the sites.")
+        self.reached()
         known = self.directory / "sites"
         known.mkdir(exist_ok=True)
         path = known / f"{name}.pub"
@@ -190,7 +200,22 @@ class Coordinator:
 
     def run(self, words: Mapping[str, Any], terms: Terms, out: Path) -> None:
         """Submit a run and follow it to its end; the same words again continue it."""
+        self.reached()
         self._flwr("run", str(self.app(words, terms, out)), CONNECTION, "--stream", shown=True)
+
+    def reached(self, seconds: float = 60.0) -> None:
+        """Wait until the SuperLink answers; it takes some seconds to start."""
+        ends = time.monotonic() + seconds
+        while True:
+            try:
+                socket.create_connection((self.host, self.port), 5).close()
+                return
+            except OSError as error:
+                if time.monotonic() > ends:
+                    raise ConfigError(
+                        f"Nobody answers at {self.host}:{self.port}: {error}.", "Is perfed coordinator start running?"
+                    ) from None
+                time.sleep(0.5)
 
     def _flwr(self, *words: str, shown: bool = False) -> None:
         told: dict[str, Any] = {"stdout": sys.stderr}
@@ -203,9 +228,13 @@ class Coordinator:
 
 
 def init_coordinator(
-    directory: Path, host: str, port: int, bind: str = "0.0.0.0", *, insecure: bool = False
+    directory: Path, host: str, port: int, bind: str | None = None, *, insecure: bool = False
 ) -> list[Path]:
-    """Make a coordinator's directory: authority, certificates, Flower's connection."""
+    """Make a coordinator's directory: authority, certificates, Flower's connection.
+
+    It listens at every address of the machine, without TLS and keys only at loopback, unless `bind` says otherwise.
+    """
+    bind = bind or ("127.0.0.1" if insecure else "0.0.0.0")
     _address(f"{host}:{port}")
     place = _new(directory)
     words: dict[str, Any] = {"host": host, "port": port, "bind": bind} | ({"insecure": True} if insecure else {})
@@ -245,8 +274,6 @@ def _address(text: str) -> None:
 
 def free_port() -> int:
     """A port of this machine that nobody uses."""
-    import socket
-
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import cast, get_args
 
 import torch
@@ -59,8 +60,8 @@ def write_task(task: Task, job: Job, *, last: bool = False) -> RecordDict:
     return content
 
 
-def read_task(content: RecordDict, limit: int = LARGEST) -> tuple[Task, Job, bool]:
-    """The task of a message, or an error."""
+def read_task(content: RecordDict, limit: Callable[[Task, Job], int] = lambda _, __: LARGEST) -> tuple[Task, Job, bool]:
+    """The task of a message, or an error; `limit` says how many bytes the arrays of such a task may have."""
     sender = "The server"
     only(content, {"task", "received", "private"}, sender)
     plain = Fields(record(content, "task", ConfigRecord, sender), sender)
@@ -75,12 +76,13 @@ def read_task(content: RecordDict, limit: int = LARGEST) -> tuple[Task, Job, boo
     job = Job(plain.text("words", 1 << 20), plain.text("run", 64), plain.texts("classes"), plain.whole("clients"))
     kept = Kept(plain.text("sha", 129), plain.whole("committed"), plain.text("committed_sha", 129))
     plain.end()
-    received = read_state(record(content, "received", ArrayRecord, sender), sender, limit)
+    simulated = "private" in content
+    task = Task(cast(Operation, op), client, t, since, {}, {}, options, None if simulated else kept)
+    received = read_state(record(content, "received", ArrayRecord, sender), sender, limit(task, job))
     private: State = {}
-    if simulated := "private" in content:
-        private = read_state(record(content, "private", ArrayRecord, sender), sender, limit)
-    task = Task(cast(Operation, op), client, t, since, received, private, options, None if simulated else kept)
-    return task, job, last
+    if simulated:
+        private = read_state(record(content, "private", ArrayRecord, sender), sender)
+    return replace(task, received=received, private=private), job, last
 
 
 def write_reply(reply: Reply, *, simulated: bool = False) -> RecordDict:
@@ -130,7 +132,7 @@ def read_reply(content: RecordDict, task: Task, classes: int, limit: int = LARGE
         _check_measured(state, task, classes, sender)
     private: State = {}
     if task.kept is None:
-        private = read_state(record(content, "private", ArrayRecord, sender), sender, limit)
+        private = read_state(record(content, "private", ArrayRecord, sender), sender)
     elif "private" in content:
         raise UpdateError(f"{sender} sent what it was to keep.")
     return Reply(task.client, state, private, dict(scalars), kept)

@@ -10,14 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Protocol
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from perfed.engine.worker import Reply, Task
+from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import PerfedError, UpdateError
+from perfed.flower.limits import upload_limit
 from perfed.flower.messages import Job, read_reply, write_task
 from perfed.flower.payload import LARGEST
 
@@ -73,15 +75,20 @@ class Nodes:
     classes: int
     deadline: float = 600.0
     """seconds that the clients of a round have to answer"""
-    limit: int = LARGEST
+    limit: Callable[[Task], int] = lambda _: LARGEST
+    """bytes of arrays that the answer to a task may have"""
     stop: threading.Event = field(default_factory=threading.Event)
     patient: bool = False
     """whether nodes come and go; simulated ones do not"""
     last: bool = False
     """whether sites are to keep what they receive as their final model"""
+    carry: Callable[[Nodes, Sequence[Task]], list[Reply]] | None = None
+    """who carries the messages instead, where Flower's own loop does"""
 
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> list[Reply]:
         """Send the tasks, and wait for the replies; a client without a good one is named in its place."""
+        if self.carry:
+            return self.carry(self, tasks)
         open_ = [Sent(task, due=time.monotonic()) for task in tasks]
         asked: dict[str, Sent] = {}
         replies: dict[int, Reply] = {}
@@ -98,7 +105,7 @@ class Nodes:
                 sent = asked.pop(message.metadata.reply_to_message_id, None)
                 if sent is None or id(sent) in replies:
                     continue  # nobody asked, or it answered before
-                reply = self._read(message, sent)
+                reply = self.read(message, sent)
                 if reply:
                     replies[id(sent)] = reply
                     got += 1
@@ -107,7 +114,11 @@ class Nodes:
             pause = SHORTEST if got else min(pause * 1.5, LONGEST)
             if len(replies) < len(open_):
                 self.stop.wait(min(pause, max(0.0, ends - time.monotonic())))
-        return [replies.get(id(sent)) or self._missing(sent) for sent in open_]
+        return [replies.get(id(sent)) or self.missing(sent) for sent in open_]
+
+    def limited(self, worker: Worker) -> Nodes:
+        """The same, which accepts no larger answers than the worker's method declares."""
+        return replace(self, limit=partial(upload_limit, worker))
 
     def close(self) -> None:
         """Nothing to release."""
@@ -118,18 +129,19 @@ class Nodes:
             for sent, _ in some:
                 sent.due = time.monotonic() + AGAIN
             ready = [(sent, node) for sent, node in some if node is not None]
-            messages = [self._message(sent.task, node) for sent, node in ready]
+            messages = [self.message(sent.task, node) for sent, node in ready]
             for (sent, _), number in zip(ready, self.grid.push_messages(messages), strict=False):
                 if number:
                     asked[number], sent.message, sent.due = sent, number, 0.0
                     sent.trouble = f"it did not answer within {self.deadline:g} s"
 
-    def _message(self, task: Task, node: int) -> Message:
+    def message(self, task: Task, node: int) -> Message:
+        """A task as a message to a node."""
         kind = MessageType.TRAIN if task.op == "train" else MessageType.EVALUATE
         content = write_task(task, self.job, last=self.last)
         return Message(content, node, kind, ttl=self.deadline + 60, group_id=str(task.t))
 
-    def _read(self, message: Message, sent: Sent) -> Reply | None:
+    def read(self, message: Message, sent: Sent) -> Reply | None:
         """The reply in a message, or None if the task is to be sent again."""
         client = sent.task.client
         if message.has_error():
@@ -141,7 +153,7 @@ class Nodes:
         try:
             if message.metadata.src_node_id != self.address.node(client):
                 raise UpdateError(f"Another node answered for client {client}.")
-            return read_reply(message.content, sent.task, self.classes, self.limit)
+            return read_reply(message.content, sent.task, self.classes, self.limit(sent.task))
         except UpdateError as error:
             return Reply(client, {}, {}, {"error": str(error)})
 
@@ -157,5 +169,6 @@ class Nodes:
                     sent.due = time.monotonic()
                 sent.since = started[node]
 
-    def _missing(self, sent: Sent) -> Reply:
+    def missing(self, sent: Sent) -> Reply:
+        """What stands in place of a reply that did not come."""
         return Reply(sent.task.client, {}, {}, {"error": f"No answer: {sent.trouble}."})

@@ -32,7 +32,7 @@ from perfed.flower.simulate_nodes import nodes  # noqa: E402
 T = TypeVar("T")
 
 
-def simulate(prepared: Prepared, run: Callable[[Callable[[Worker], Nodes]], T]) -> T:
+def simulate(prepared: Prepared, run: Callable[[Callable[[Worker | None], Nodes]], T]) -> T:
     """Call `run` with an executor of simulated nodes, inside a ServerApp, and return what it returns."""
     refuse_cohorts(prepared.config)
     for key in ("data", "net", "method"):
@@ -48,7 +48,8 @@ def simulate(prepared: Prepared, run: Callable[[Callable[[Worker], Nodes]], T]) 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            found.append(run(lambda _: nodes(grid, prepared, Roll(grid, "", stop))))
+            there = nodes(grid, prepared, Roll(grid, "", stop))
+            found.append(run(lambda worker: there.limited(worker) if worker else there))
         except BaseException as error:
             failed.append(error)
 

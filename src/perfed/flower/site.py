@@ -15,6 +15,7 @@ from perfed import config as configuration
 from perfed import nets
 from perfed.config import Config
 from perfed.core.method import probabilities
+from perfed.core.registry import method_class
 from perfed.data import Federation, federate, images
 from perfed.data import load as load_data
 from perfed.engine.executors import one_thread
@@ -27,6 +28,8 @@ from perfed.flower.sitestore import Model, SiteStore
 from perfed.prepare import prepare
 
 FILE = "site.toml"
+KEYS = "clients.ckks"
+"""the file with the secret key that sites share, for methods that seal what they send"""
 WORDS = {"name", "coordinator", "data", "data_dir", "insecure"}
 
 
@@ -70,9 +73,22 @@ class Site:
 
     def present(self, config: Config) -> Present:
         """What the coordinator learns of the data: how many images, of which size, and the classes' names."""
+        self.at_home(config)
         data = self.own(config)
         train, test = (int(data.sizes(part)[0]) for part in ("train", "test"))
         return Present(None, self.name, train, test, data.classes, data.input_shape, data.sha256)
+
+    def at_home(self, config: Config) -> Config:
+        """The configuration with what a run may not decide for a site: the file with the key that sites share."""
+        named = config.method["name"]
+        if "keys" not in method_class(named).__dataclass_fields__:
+            return config
+        if not (file := self.directory.absolute() / KEYS).is_file():
+            raise ConfigError(
+                f"{named} seals with a secret key that the sites share, and {self.name} has none.",
+                f"Make one by perfed site key {KEYS} and put a copy into every site's directory.",
+            )
+        return config.changed(method={**config.method, "keys": str(file)})
 
     def worker(self, words: str, client: int, clients: int, classes: tuple[str, ...]) -> Worker:
         """The worker of a run, with this site's data in its place. The run's words about data do not count here."""
@@ -123,7 +139,8 @@ class Site:
 @lru_cache(maxsize=2)
 def _worker(directory: Path, words: str, client: int, clients: int, classes: tuple[str, ...]) -> Worker:
     """Kept between the messages of a run, as long as the process lasts."""
-    config = configuration.resolve(configuration.parse(words))
+    site = Site.load(directory)
+    config = site.at_home(configuration.resolve(configuration.parse(words)))
     with one_thread():
-        own = Site.load(directory).own(config)
+        own = site.own(config)
         return worker_of(prepare(config, data=own.placed(client, clients, classes)))
