@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,11 @@ from perfed.engine.settings import Outcome, Settings
 from perfed.nets.net import Net
 
 torch.set_num_threads(1)
+
+
+# A shell without job control starts what runs in the background deaf to Ctrl-C, and all that it starts in turn.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

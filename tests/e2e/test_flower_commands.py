@@ -45,7 +45,7 @@ def gone(processes: list[int]) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL] if FULL else [signal.SIGINT])
 def test_a_run_on_ray_that_is_stopped_resumes_to_the_same_bits(number: signal.Signals, tmp_path: Path) -> None:
-    out, rounds = tmp_path / "run", 8
+    out, rounds = tmp_path / "run", 40
     words = ["run", "--method", "fedrep", "--rounds", str(rounds), *FLAGS, *ENGINE, "--out", str(out)]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(in_a_namespace(*CLI, *words), stdout=log, stderr=log, start_new_session=True)

@@ -50,21 +50,24 @@ def test_a_project_of_ones_own_ends_with_the_bits_of_one_process(kind: str, tmp_
     (project / "mine" / "__init__.py").touch()
     (project / "mine" / "server.py").write_text(block("python", "Strategy(context.run_config)"))
     lines = block("toml", "clientapp").replace("/srv/runs/first", str(out)).replace("rounds = 10", "rounds = 2")
-    lines = lines.replace("clients = 10", "clients = 4").replace("[200]", "[16]")
+    lines = lines.replace("clients = 10", "clients = 5").replace("[200]", "[16]")
     if kind == "strategy":
         lines = lines.replace("perfed.flower.server_app:app", "mine.server:app")
     (project / "pyproject.toml").write_text(HEAD + "\n" + lines)
-    federation = "num-supernodes=4 client-resources-num-cpus=1 init-args-num-cpus=1"
+    federation = "num-supernodes=5 client-resources-num-cpus=1 init-args-num-cpus=1"
     words = ["run", str(project), "local", "--federation-config", federation, "--stream"]
-    done = subprocess.run(
-        in_a_namespace(program("flwr"), *words, processes=True),
-        env=environment(tmp_path / "flower"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    for _ in range(3):
+        done = subprocess.run(
+            in_a_namespace(program("flwr"), *words, processes=True),
+            env=environment(tmp_path / "flower"),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
+        if "Failed to start local SuperLink" not in done.stdout + done.stderr:  # Flower gives it 15 s
+            break
     assert (out / "result.json").is_file(), f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    expected = perfed.run({"name": "fedrep", "lr": 0.05}, net={"name": "mlp", "hidden": [16]}, clients=4, rounds=2)
+    expected = perfed.run({"name": "fedrep", "lr": 0.05}, net={"name": "mlp", "hidden": [16]}, clients=5, rounds=2)
     assert Result.load(out).state_sha256 == expected.state_sha256
