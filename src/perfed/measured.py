@@ -201,6 +201,9 @@ def markdown(found: Mapping[str, Any]) -> str:
         shown = {label: row["cells"][key] for label, row in rows.items() if row["cells"].get(key)}
         if not shown:
             continue
+        if not any("published" in cell for cell in shown.values()):
+            lines += [f"**{key}**", "", *_ranking(shown, found["own"]), ""]
+            continue
         lines += [f"**{key}**", "", "| method | published | measured | difference | rank published | rank measured |"]
         lines += ["|---|---:|---:|---:|---:|---:|"]
         for label, cell in shown.items():
@@ -209,6 +212,16 @@ def markdown(found: Mapping[str, Any]) -> str:
             lines.append(f"| {own} | {' | '.join(figures(cell))} | {ranks} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _ranking(shown: Mapping[str, Mapping[str, Any]], own: Sequence[str]) -> list[str]:
+    """A column for which nothing is published, best first."""
+    ordered = sorted(shown.items(), key=lambda item: item[1].get("rank_measured", len(shown)))
+    lines = ["| rank | method | measured |", "|---:|---|---:|"]
+    for label, cell in ordered:
+        name = f"**{label}**" if label in own else label
+        lines.append(f"| {cell.get('rank_measured', '–')} | {name} | {figures(cell)[1]} |")
+    return lines
 
 
 def figures(cell: Mapping[str, Any]) -> tuple[str, str, str]:

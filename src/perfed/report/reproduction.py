@@ -56,9 +56,11 @@ def _state(recipe: Recipe, found: Mapping[str, Any]) -> str:
 
 def _summary(recipe: Recipe, found: Mapping[str, Any]) -> str:
     close, compared = found["within_2_points"]
-    lines = [f"{close} of {compared} measured figures are within {recipe.within:g} of the published ones."]
+    lines = []
+    if compared:
+        lines = [f"{close} of {compared} measured figures are within {recipe.within:g} of the published ones."]
     first, of = first_of_all(found)
-    if of:
+    if compared and of:
         lines.append(f"The paper's own method ranks first in {first} of {of} measured columns.")
     if found["missing"]:
         lines.append(f"Not run yet: {', '.join(found['missing'])}.")
