@@ -141,12 +141,15 @@ OWN = {"kernels": kernels, "scaling": scaling, "demo": leaderboard, "bench": sid
 
 def reproduction(name: str, found: dict[str, Any]) -> str:
     """A recipe's table."""
+    from perfed import recipes
     from perfed.measured import markdown
 
     close, compared = found["within_2_points"]
     budget = f" --budget {found['budget']}"
     count = len(found["seeds"])
     seeds = f"{count} seed{'s' if count > 1 else ''}"
+    if found["budget"] == "quick":
+        seeds += f", {recipes.load(found['recipe']).quick:.0%} of the rounds"
     return (
         f"{found['title']} ({found['paper']}, {found['table']}). {seeds}, accuracy in per cent.\n\n"
         f"{markdown(found).strip()}\n\n{close} of {compared} within 2 points. Made by"

@@ -199,7 +199,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for key in keys:
         shown = {label: row["cells"][key] for label, row in rows.items() if row["cells"].get(key)}
-        if not shown:
+        if not any("measured" in cell for cell in shown.values()):
             continue
         if not any("published" in cell for cell in shown.values()):
             lines += [f"**{key}**", "", *_ranking(shown, found["own"]), ""]
