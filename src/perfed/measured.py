@@ -196,11 +196,12 @@ def markdown(found: Mapping[str, Any]) -> str:
     """The table for people: published, measured, difference, ranks, a column of the paper after the other."""
     rows = found["rows"]
     keys = list(dict.fromkeys(key for row in rows.values() for key in row["cells"]))
+    done = {key for row in rows.values() for key, cell in row["cells"].items() if "measured" in cell}
     lines: list[str] = []
     for key in keys:
-        shown = {label: row["cells"][key] for label, row in rows.items() if row["cells"].get(key)}
-        if not any("measured" in cell for cell in shown.values()):
+        if done and key not in done:  # a column without figures says nothing, unless it is all there is
             continue
+        shown = {label: row["cells"][key] for label, row in rows.items() if row["cells"].get(key)}
         if not any("published" in cell for cell in shown.values()):
             lines += [f"**{key}**", "", *_ranking(shown, found["own"]), ""]
             continue
