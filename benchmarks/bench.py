@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from workload import load
 
 from perfed import nets
 from perfed.core.rng import sample
@@ -114,17 +115,20 @@ def measure(tool: str, python: Path, file: Path) -> dict[str, Any]:
     if not lines:
         return {"tool": tool, "error": done.stderr.strip()[-2000:]}
     found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    work = load(file)
+    return found | {"samples": sum(work.samples(t) for t in range(1, work.rounds)) / (work.rounds - 1)}
 
 
 def best(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The fastest of several runs, train and evaluation each; accuracies of all."""
+    """The fastest of several runs, training by the sample, as divisions differ in size; the accuracies of all."""
     good = [run for run in runs if "error" not in run]
     if not good:
         return runs[0]
+    usual = sum(run["samples"] for run in good) / len(good)
     return {
         "version": good[0]["version"],
-        "train": min(run["train"] for run in good),
+        "train": min(run["train"] / run["samples"] for run in good) * usual,
+        "trains": [run["train"] for run in good],
         "eval": min(run["eval"] for run in good),
         "accuracy": [run["accuracy"] for run in good],
         "peak_mb": max(run["peak_mb"] for run in good),

@@ -1,20 +1,22 @@
 """Flower's simulation on a workload: one Ray actor per core. It is run in a network namespace of its own.
 
-Flower draws its cohorts itself; its seconds are scaled to the samples of the common schedule.
+The apps are imported by name in every actor, which reads the data once and keeps it.
 """
 
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import socket
 import struct
 import sys
 import time
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -22,14 +24,14 @@ from flwr.simulation import run_simulation
 from torch.nn import functional as F
 from workload import Workload, load, report
 
-FILE = sys.argv[1]
+HERE = Path(__file__).parent
 _held: list[Workload] = []
 
 
 def workload() -> Workload:
     if not _held:
         torch.set_num_threads(1)
-        _held.append(load(FILE))
+        _held.append(load(os.environ["PERFED_WORKLOAD"]))
     return _held[0]
 
 
@@ -88,24 +90,29 @@ def evaluate(msg: Message, context: Context) -> Message:
     return Message(content=RecordDict({"metrics": metrics}), reply_to=msg)
 
 
-class Timed(FedAvg):
-    """Notes when each part of a round begins and ends."""
+@client_app.query()
+def who(msg: Message, context: Context) -> Message:
+    mine = MetricRecord({"client": int(context.node_config["partition-id"])})
+    return Message(content=RecordDict({"mine": mine}), reply_to=msg)
 
-    def __init__(self, work: Workload, **given) -> None:
+
+class Timed(FedAvg):
+    """Asks the cohorts of the common schedule, and notes when each part of a round begins and ends."""
+
+    def __init__(self, work: Workload, nodes: dict[int, int], **given) -> None:
         super().__init__(**given)
-        self.work, self.train_seconds, self.started = work, [], 0.0
+        self.work, self.nodes, self.train_seconds, self.started = work, nodes, [], 0.0
         self.eval_seconds = self.accuracy = float("nan")
 
     def configure_train(self, server_round: int, arrays, config, grid):
         self.started = time.perf_counter()
-        return super().configure_train(server_round, arrays, config, grid)
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        chosen = [self.nodes[client] for client in self.work.cohorts[server_round - 1]]
+        return self._construct_messages(record, chosen, MessageType.TRAIN)
 
     def aggregate_train(self, server_round: int, replies):
-        replies = list(replies)
-        seen = sum(int(reply.content["metrics"]["num-examples"]) for reply in replies)
         found = super().aggregate_train(server_round, replies)
-        usual = sum(self.work.samples(t) for t in range(self.work.rounds)) / self.work.rounds
-        self.train_seconds.append((time.perf_counter() - self.started) / seen * usual)
+        self.train_seconds.append(time.perf_counter() - self.started)
         return found
 
     def configure_evaluate(self, server_round: int, arrays, config, grid):
@@ -128,8 +135,13 @@ server_app = ServerApp()
 def serve(grid: Grid, context: Context) -> None:
     work = workload()
     cohort = len(work.cohorts[0])
+    while len(ids := list(grid.get_node_ids())) < len(work.train):
+        time.sleep(0.1)
+    asked = [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in ids]
+    replies = grid.send_and_receive(asked)
+    nodes = {int(reply.content["mine"]["client"]): reply.metadata.src_node_id for reply in replies}
     strategy = Timed(
-        work, fraction_train=cohort / len(work.train), fraction_evaluate=1.0, min_train_nodes=cohort,
+        work, nodes, fraction_train=cohort / len(work.train), fraction_evaluate=1.0, min_train_nodes=cohort,
         min_evaluate_nodes=len(work.train), min_available_nodes=len(work.train),
     )  # fmt: skip
     initial = ArrayRecord(work.module().state_dict())
@@ -139,9 +151,13 @@ def serve(grid: Grid, context: Context) -> None:
 
 def main() -> None:
     lo_up()
-    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(HERE)}
+    os.environ["PERFED_WORKLOAD"] = sys.argv[1]
+    apps = importlib.import_module("run_flower")  # by name, so that actors import them and messages stay small
     backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": os.cpu_count()}}
-    run_simulation(server_app, client_app, num_supernodes=len(workload().train), backend_config=backend)
+    run_simulation(
+        apps.server_app, apps.client_app, num_supernodes=len(load(sys.argv[1]).train), backend_config=backend
+    )
 
 
 if __name__ == "__main__":

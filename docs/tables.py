@@ -46,17 +46,19 @@ def side_by_side(found: dict[str, Any]) -> str:
         text += [
             f"**{name}**: {work['title']}.",
             "",
-            "| tool | train s/round | ratio | evaluation s | ratio | accuracy | peak MB |",
+            "| tool | train s/round | ratio | in single repeats | evaluation s | ratio | accuracy | peak MB |",
         ]
-        text += ["|---|---:|---:|---:|---:|---:|---:|"]
+        text += ["|---|---:|---:|---:|---:|---:|---:|---:|"]
         for tool, one in work["tools"].items():
             if "error" in one:
-                text.append(f"| {tool} | failed | | | | | |")
+                text.append(f"| {tool} | failed | | | | | | |")
                 continue
             ratios = [one[part] / own[part] if own else float("nan") for part in ("train", "eval")]
             accuracy = 100 * sum(one["accuracy"]) / len(one["accuracy"])
+            each = [a / b for a, b in zip(one["trains"], own["trains"], strict=True)]
             text.append(
-                f"| {tool} {one['version']} | {one['train']:.3f} | {ratios[0]:.2f} | {one['eval']:.3f} |"
+                f"| {tool} {one['version']} | {one['train']:.3f} | {ratios[0]:.2f} |"
+                f" {min(each):.2f} to {max(each):.2f} | {one['eval']:.3f} |"
                 f" {ratios[1]:.2f} | {accuracy:.2f} | {one['peak_mb']} |"
             )
         close = "agree" if work["accuracies_agree"] else "do not agree"

@@ -14,6 +14,7 @@ from perfed.data import Federation, federate
 from perfed.engine import cohort
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
+from perfed.engine.worker import Reply
 from perfed.errors import ConfigError, StoreError
 from perfed.nets.net import Net
 from tests.conftest import small_net
@@ -99,6 +100,45 @@ def test_the_same_bits_for_any_number_of_workers_and_after_a_stop(
             directory=tmp_path,
             numerics="plain",
         )
+
+
+def test_a_client_with_values_that_are_not_finite_is_left_out_alone(
+    uneven: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cohort, "GROUP_BYTES", 4 * 6000)
+    train, spoilt = cohort.CohortWorker._train_phase, []
+
+    def spoil(self: cohort.CohortWorker, group: cohort.Group, *given: Any) -> None:
+        train(self, group, *given)
+        if not spoilt:  # of the first group one of the middle
+            spoilt.append(group.tasks[1].client)
+            next(iter(group.weights.values()))[1].view(-1)[3] = float("inf")
+
+    def refuse(reply: Reply, t: int) -> Reply:
+        if t == 1 and reply.client == spoilt[0]:
+            next(iter(reply.state.values())).view(-1)[3] = float("nan")
+        return reply
+
+    monkeypatch.setattr(cohort.CohortWorker, "_train_phase", spoil)
+    a = run("fedavg", uneven, "cohort")
+    b = run("fedavg", uneven, "plain", tamper=refuse)
+    assert [(fault["t"], fault["client"]) for fault in a.faults] == [(1, spoilt[0])]
+    assert "not finite" in a.faults[0]["reason"]
+    assert [(fault["t"], fault["client"]) for fault in b.faults] == [(1, spoilt[0])]
+    for key, tensor in a.server.state.items():
+        torch.testing.assert_close(tensor, b.server.state[key], rtol=0, atol=1e-5)
+    assert a.ledger.totals() | {"seconds": 0} == b.ledger.totals() | {"seconds": 0}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep"])
+def test_a_group_s_mean_is_that_of_its_clients(name: str, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cohort, "GROUP_BYTES", 4 * 6000)
+    seen: list[int] = []
+    one = run(name, uneven, "cohort")
+    each = run(name, uneven, "cohort", tamper=lambda reply, t: (seen.append(len(reply.state)), reply)[1])
+    assert min(seen) > 0  # who looks at updates sees every client's own
+    for key, tensor in one.server.state.items():
+        torch.testing.assert_close(tensor, each.server.state[key], rtol=0, atol=1e-6)
 
 
 def test_groups_depend_on_the_networks_size(digits: Federation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@
 It is for networks of linear layers, where one client's step is too small to be worth a call, and for methods whose
 local rule is cross-entropy by phases. Sums run in another order than one client at a time, so this is a numeric mode of
 its own: equal to the plain one to 1e-5, not to the bit. Groups follow from the configuration and the order of clients
-alone, so the number of workers changes nothing.
+alone, so the number of workers changes nothing. Where the server takes the plain mean, a group sends its own mean in
+place of an update per client: the first of its clients brings it, with the weight of all.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from perfed.core import rng
 from perfed.core.client import Meter
 from perfed.core.fit import Optimiser, Phase, batches, is_plain
 from perfed.core.method import Method
-from perfed.core.state import State
+from perfed.core.state import State, finite
 from perfed.data.federation import Federation
 from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import ConfigError, StoreError, UpdateError
@@ -118,6 +119,9 @@ class CohortWorker(Worker):
         super().__init__(federation, net, method, rounds, seed)
         model = sum(tensor.numel() * tensor.element_size() for tensor in self.plan.initial.values())
         self.group_size = max(1, GROUP_BYTES // model)
+        cls = type(method)
+        self.folds = (cls.combine, cls.verify, cls.schema) == (Method.combine, Method.verify, Method.schema)
+        self._stacks: State = {}
         self._linear = {id(module): path for path, module in net.module.named_modules()}
         for phase in method.phases(self.newcomer(0, 1)):
             _check(phase)
@@ -153,13 +157,20 @@ class CohortWorker(Worker):
     def _gather(self, tasks: Sequence[Task]) -> Group:
         """Lay the clients' networks and data side by side."""
         ordered = sorted(tasks, key=lambda task: (-self.federation.size(task.client), task.client))
-        weights = {name: torch.empty(len(tasks), *first.shape) for name, first in self.plan.initial.items()}
+        weights = self._room(len(tasks))
         for row, task in enumerate(ordered):
             self.fill({name: stack[row] for name, stack in weights.items()}, task)
         data, _ = self.federation.stacked([task.client for task in ordered], "train")
         sizes = [self.federation.size(task.client) for task in ordered]
         starts = [sum(sizes[:row]) for row in range(len(sizes))]
         return Group(ordered, weights, data.x, data.y, starts, sizes, [Meter() for _ in tasks])
+
+    def _room(self, clients: int) -> State:
+        """Memory for so many networks: the same one for every group, unless updates are to outlive it."""
+        if not self.folds or (self._stacks and len(next(iter(self._stacks.values()))) < clients):
+            self._stacks = {}
+        self._stacks = self._stacks or {n: torch.empty(clients, *t.shape) for n, t in self.plan.initial.items()}
+        return {name: stack[:clients] for name, stack in self._stacks.items()}
 
     def _train_phase(self, group: Group, phase: Phase, optimiser: Optimiser, purpose: str) -> None:
         if not phase.epochs:
@@ -271,9 +282,45 @@ class CohortWorker(Worker):
                 "meter": asdict(group.meters[row]),
                 "seconds": seconds,
             }
-            state = self.plan.pick(weights, self.plan.travels(task.t))
+            state = {} if self.folds else self.plan.pick(weights, self.plan.travels(task.t))
             found.append(Reply(task.client, state, {k: v.clone() for k, v in kept.items()} | memory, scalars))
-        return found
+        return self._folded(group, found) if self.folds else found
+
+    def _folded(self, group: Group, replies: list[Reply]) -> list[Reply]:
+        """The replies, the first of which brings the mean of all; clients whose values are not finite are left out."""
+        sent = [name for name, which in self.plan.travels(group.tasks[0].t).items() if which is not False]
+        mean = _mean(group, sent, range(len(replies)))
+        good = list(range(len(replies)))
+        if not all(map(finite, mean.values())):
+            good = [row for row in good if all(finite(group.weights[name][row]) for name in sent)]
+            bad = "values that are not finite came out of its training."
+            replies = [
+                one if row in good else Reply(one.client, {}, {}, {"error": bad, "seconds": one.scalars["seconds"]})
+                for row, one in enumerate(replies)
+            ]
+            mean = _mean(group, sent, good)
+        if good:
+            first = replies[good[0]]
+            for row in good[1:]:
+                replies[row].scalars["within"] = first.client
+            first.scalars["weight"] = float(sum(group.sizes[row] for row in good))
+            state = self.plan.pick(mean, self.plan.travels(group.tasks[0].t))
+            replies[good[0]] = replace(first, state=state)
+        return replies
+
+
+def _mean(group: Group, names: Sequence[str], rows: Sequence[int]) -> State:
+    """The mean of these clients' tensors, weighted by their sizes."""
+    total = sum(group.sizes[row] for row in rows)
+    shares = torch.zeros(len(group.sizes))
+    shares[list(rows)] = torch.tensor([group.sizes[row] / total for row in rows])
+    whole = len(rows) == len(shares)
+    found = {}
+    for name in names:
+        stack = group.weights[name].flatten(1)
+        some, share = (stack, shares) if whole else (stack[list(rows)], shares[list(rows)])
+        found[name] = (share @ some).view(group.weights[name].shape[1:])
+    return found
 
 
 def _check(phase: Phase) -> None:

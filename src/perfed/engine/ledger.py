@@ -59,10 +59,10 @@ class Ledger:
             "extra": dict(sorted(self.extra.items())),
         }
 
-    def enter(self, task: Task, reply: Reply, flops: int, net: Net) -> dict[str, Any]:
-        """Count one client's round; returns its own entry."""
+    def enter(self, task: Task, reply: Reply, sent: State, flops: int, net: Net) -> dict[str, Any]:
+        """Count one client's round, in which it sent tensors like these; returns its own entry."""
         meter = Meter(**reply.scalars["meter"])
-        down, up = serialised_bytes(task.received), serialised_bytes(reply.state)
+        down, up = serialised_bytes(task.received), serialised_bytes(sent)
         self.bytes_down += down
         self.bytes_up += up
         self.samples += meter.samples
@@ -71,7 +71,7 @@ class Ledger:
         for name, value in reply.scalars["extra"].items():
             if name.startswith("cost."):
                 self.extra[name.removeprefix("cost.")] += value
-        for name, size in by_layer(reply.state, net).items():
+        for name, size in by_layer(sent, net).items():
             self.layers[f"up/{name}"] += size
         for name, size in by_layer(task.received, net).items():
             self.layers[f"down/{name}"] += size

@@ -61,6 +61,7 @@ class Simulation:
         self.numerics = numerics
         kind = {"plain": Worker, "cohort": CohortWorker}[numerics]
         self.worker = kind(federation, net, method, settings.rounds, settings.seed)
+        self.worker.folds &= tamper is None  # whoever looks at single updates gets them
         self.plan = self.worker.plan
         self._watch, self._tamper = watch or (lambda _: None), tamper
         self._sites = sites  # private states stay with the clients; the store has their sums
@@ -109,18 +110,22 @@ class Simulation:
         if self._tamper:
             replies = [self._tamper(reply, t) for reply in replies]
         updates, entries, before = [], {}, len(self.faults)
+        alike = self.method.schema(self.server, round) if self.worker.folds else {}
         besides = Besides(self.worker.net)
         for task, reply in zip(tasks, replies, strict=True):
             try:
-                updates.append(self._accept(reply, task.client, round))
+                update = self._accept(reply, task.client, round)
             except UpdateError as error:
                 self._blame(t, task.client, str(error))
                 continue
-            entries[str(task.client)] = self.ledger.enter(task, reply, self.flops.of(task), self.worker.net)
-            besides.enter(self.flops.memory if self._sites else reply.private, reply.state, task.received)
+            if "within" not in reply.scalars:
+                updates.append(update)
+            sent = alike if self.worker.folds else reply.state
+            entries[str(task.client)] = self.ledger.enter(task, reply, sent, self.flops.of(task), self.worker.net)
+            besides.enter(self.flops.memory if self._sites else reply.private, sent, task.received)
             self.store.put_client(task.client, t, reply.private, reply.kept)
-        if len(updates) < self._quorum * len(cohort):
-            raise QuorumError(t, len(updates), len(cohort), self.faults[before:])
+        if len(entries) < self._quorum * len(cohort):
+            raise QuorumError(t, len(entries), len(cohort), self.faults[before:])
         if updates:
             self.server.state = self.method.combine(self.server, updates, round)
             self.store.put_server(t, self.server.state)
@@ -228,7 +233,8 @@ class Simulation:
         weight = reply.scalars.get("weight")
         if not isinstance(weight, int | float) or not math.isfinite(weight) or not 0 < weight < HEAVIEST:
             raise UpdateError(f"{sender} sent the weight {weight!r}; a positive number of samples is accepted.")
-        self.method.verify(self.server, reply.state, sender, round)
+        if "within" not in reply.scalars:  # otherwise it is a part of the mean that another client of its group brings
+            self.method.verify(self.server, reply.state, sender, round)
         check(reply.private, reply.private, f"{sender} (in what it keeps)")
         if (reply.kept is None) == self._sites:
             raise UpdateError(f"{sender} {'kept no' if self._sites else 'did not send its'} private state.")

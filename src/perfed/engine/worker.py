@@ -72,6 +72,9 @@ class Reply:
 class Worker:
     """Computes tasks on one network instance that it fills anew for every client."""
 
+    folds = False
+    """whether clients that train together send one mean, and not an update each"""
+
     def __init__(self, federation: Federation, net: Net, method: Method, rounds: int, seed: int) -> None:
         self.federation, self.net, self.method = federation, net, method
         self.rounds, self.seed = rounds, seed
