@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
 from importlib.metadata import version
 from unittest.mock import MagicMock
 
@@ -15,11 +16,23 @@ for stub in ("torchvision", "torchvision.models", "torchvision.datasets", "torch
 import torch  # noqa: E402
 from fluke import DDict, FlukeENV  # noqa: E402
 from fluke.algorithms.fedavg import FedAVG  # noqa: E402
-from fluke.algorithms.fedrep import FedRep  # noqa: E402
+from fluke.algorithms.fedrep import FedRep, FedRepClient  # noqa: E402
 from fluke.data import FastDataLoader  # noqa: E402
 from fluke.evaluation import ClassificationEval  # noqa: E402
 from fluke.nets import EncoderHeadNet  # noqa: E402
 from workload import Workload, given, report, timed  # noqa: E402
+
+
+class OwnNetwork(FedRepClient):
+    """Every client gets a network of its own."""
+
+    def __init__(self, *given, model, **more) -> None:
+        super().__init__(*given, model=deepcopy(model), **more)
+
+
+class FedRepOnNetwork(FedRep):
+    def get_client_class(self) -> type[FedRepClient]:
+        return OwnNetwork
 
 
 class Splitter:
@@ -48,8 +61,10 @@ def main() -> None:
     if work.method == "fedrep":
         client |= {"local_epochs": work.head_epochs, "tau": 1}
         net = EncoderHeadNet(net[:-1], net[-1:])
-    hyper = DDict(client=DDict(**client), server=DDict(weighted=True), model=net)
-    kind = FedRep if work.method == "fedrep" else FedAVG
+        client["model"] = net
+    shared = net.encoder if work.method == "fedrep" else net  # what fluke's FedRep sends
+    hyper = DDict(client=DDict(**client), server=DDict(weighted=True), model=shared)
+    kind = FedRepOnNetwork if work.method == "fedrep" else FedAVG
     made = kind(len(work.train), Splitter(work), hyper)
 
     def one_round(t: int) -> None:
