@@ -35,6 +35,14 @@ def _no_file_of_the_user_is_touched(tmp_path_factory: pytest.TempPathFactory) ->
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _small_work_goes_to_the_pool_too() -> Iterator[None]:
+    """Tests are small; what they ask of workers is not to be done in this process unnoticed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("perfed.engine.executors.TINY_WORK", 0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def digits() -> Federation:
     """Six clients with two digits each, 8 x 8 pixels."""

@@ -85,6 +85,67 @@ def test_a_stochastic_layer_is_never_part_of_the_reused_prefix(digits: Federatio
     assert net.reusable((net.head,)) == 1
 
 
+class Hidden(nn.Module):
+    """A layer whose dropout no module shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(self.fc(x), 0.5, self.training)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), None])
+@pytest.mark.parametrize("beside", [nn.Identity(), nn.Dropout(0.5)])
+def test_hidden_randomness_is_found_beside_that_which_shows(beside: nn.Module, shape: Any) -> None:
+    module = nn.Sequential(nn.Flatten(), Hidden(), nn.Linear(8, 8), beside, nn.Linear(8, 10))
+    net = wrap(module, head="4", input_shape=shape)
+    assert net.reusable((net.head,)) == 0
+    if shape is None:
+        net.probe((1, 8, 8))
+        assert net.reusable((net.head,)) == 0
+
+
+def test_an_own_layer_without_randomness_is_reused_once_it_was_tried() -> None:
+    class Own(nn.Linear):
+        pass
+
+    net = wrap(nn.Sequential(nn.Flatten(), Own(64, 8), nn.Linear(8, 10)), head="2")
+    assert net.reusable((net.head,)) == 0
+    net.probe((1, 8, 8))
+    assert net.reusable((net.head,)) == 1
+
+
+def test_batchnorm_without_running_statistics_depends_on_its_batch(digits: Federation) -> None:
+    def net() -> Net:
+        torch.manual_seed(0)
+        layers = nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 10)
+        return wrap(nn.Sequential(*layers), head="3", input_shape=(1, 8, 8))
+
+    assert not net().stochastic(1)
+    assert net().stochastic(2)
+    method = Plain(layers=(net().head,), epochs=2, lr=0.05)
+    _, a = trained(digits, net(), method)
+    _, b = trained(digits, net(), replace(method, reuse=False))
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=1e-5, atol=1e-5)
+
+
+def test_output_that_is_too_large_is_not_stored(pictures: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = fresh(pictures, "lenet5")
+    widths = {k: net.width(pictures.client(0).train.x, k) for k in net.cuts}
+    last, size = max(widths), pictures.size(0)
+    method = Plain(layers=(net.head,), epochs=1, lr=0.02)
+    _, whole = trained(pictures, fresh(pictures, "lenet5"), replace(method, reuse=False))
+    for room, stored in ((4 * size * widths[last], True), (4 * size * min(widths.values()) - 1, False)):
+        monkeypatch.setattr("perfed.core.fit.PREFIX_BYTES", room)
+        client, found = trained(pictures, fresh(pictures, "lenet5"), method)
+        assert bool(client.meter.prefix_samples) is stored
+        for key in found:
+            torch.testing.assert_close(found[key], whole[key], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["mlp", "batchnorm"])
 def test_frozen_layers_do_not_move_under_momentum_and_weight_decay(name: str, pictures: Federation) -> None:
     net = fresh(pictures, name)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from perfed import nets
 from perfed.core import registry
+from perfed.core.client import Client
+from perfed.core.fit import Phase
+from perfed.core.method import Method
 from perfed.data import Federation, federate
 from perfed.engine import cohort
 from perfed.engine.rounds import Simulation
@@ -27,6 +33,7 @@ FITTING: dict[str, dict[str, Any]] = {
     "fedrep": {"head_epochs": 3, "momentum": 0.5},
     "lgfedavg": {},
     "local": {},
+    "vanilla": {"unfreeze": (0, 2), "finetune_epochs": 1},
 }
 
 
@@ -102,26 +109,29 @@ def test_the_same_bits_for_any_number_of_workers_and_after_a_stop(
         )
 
 
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize(("name", "where"), [("fedavg", "fc1.weight"), ("fedper", "fc3.weight")])
 def test_a_client_with_values_that_are_not_finite_is_left_out_alone(
-    uneven: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, where: str, row: int, uneven: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whether they are in what it sends or in what it keeps, and whoever of the group it is."""
     monkeypatch.setattr(cohort, "GROUP_BYTES", 4 * 6000)
     train, spoilt = cohort.CohortWorker._train_phase, []
 
     def spoil(self: cohort.CohortWorker, group: cohort.Group, *given: Any) -> None:
         train(self, group, *given)
-        if not spoilt:  # of the first group one of the middle
-            spoilt.append(group.tasks[1].client)
-            next(iter(group.weights.values()))[1].view(-1)[3] = float("inf")
+        if not spoilt:
+            spoilt.append(group.tasks[row].client)
+            group.weights[where][row].view(-1)[3] = float("inf")
 
     def refuse(reply: Reply, t: int) -> Reply:
         if t == 1 and reply.client == spoilt[0]:
-            next(iter(reply.state.values())).view(-1)[3] = float("nan")
+            (reply.state | reply.private)[where].view(-1)[3] = float("nan")
         return reply
 
     monkeypatch.setattr(cohort.CohortWorker, "_train_phase", spoil)
-    a = run("fedavg", uneven, "cohort")
-    b = run("fedavg", uneven, "plain", tamper=refuse)
+    a = run(name, uneven, "cohort")
+    b = run(name, uneven, "plain", tamper=refuse)
     assert [(fault["t"], fault["client"]) for fault in a.faults] == [(1, spoilt[0])]
     assert "not finite" in a.faults[0]["reason"]
     assert [(fault["t"], fault["client"]) for fault in b.faults] == [(1, spoilt[0])]
@@ -139,6 +149,45 @@ def test_a_group_s_mean_is_that_of_its_clients(name: str, uneven: Federation, mo
     assert min(seen) > 0  # who looks at updates sees every client's own
     for key, tensor in one.server.state.items():
         torch.testing.assert_close(tensor, each.server.state[key], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedrep", "fedbabu", "fedavg"])
+def test_a_network_that_is_all_head(name: str, uneven: Federation) -> None:
+    def net() -> Net:
+        torch.manual_seed(0)
+        return nets.build("mlp", uneven.input_shape, uneven.num_classes, hidden=[])
+
+    a, b = run(name, uneven, "cohort", net()), run(name, uneven, "plain", net())
+    assert a.ledger.totals() | {"seconds": 0} == b.ledger.totals() | {"seconds": 0}
+    for key, tensor in a.server.state.items():
+        torch.testing.assert_close(tensor, b.server.state[key], rtol=0, atol=1e-5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uneven(Method):
+    """Clients with an odd number train twice as long."""
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        return [Phase(self.epochs * (1 + client.id % 2), trains=client.net.layers)]
+
+
+def test_clients_that_train_differently_do_not_train_together(uneven: Federation) -> None:
+    found = []
+    for numerics in ("cohort", "plain"):
+        settings = Settings(rounds=2, new=False)
+        made = Simulation(uneven, small_net(uneven), Uneven(lr=0.05), settings, numerics=numerics)  # type: ignore[arg-type]
+        made.run()
+        found.append(made)
+    assert found[0].ledger.samples == found[1].ledger.samples
+    for key, tensor in found[0].server.state.items():
+        torch.testing.assert_close(tensor, found[1].server.state[key], rtol=0, atol=1e-5)
+
+
+def test_weights_that_are_used_twice_are_refused(digits: Federation) -> None:
+    same = nn.Linear(12, 12)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Sequential(same, nn.ReLU(), same), nn.Linear(12, 10))
+    with pytest.raises(ConfigError, match="uses some twice"):
+        cohort.refuse(registry.make("fedavg"), nets.wrap(module, "3", digits.input_shape))
 
 
 def test_groups_depend_on_the_networks_size(digits: Federation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ from torch import nn
 
 from perfed.core import registry
 from perfed.data import Federation, federate
-from perfed.engine import calibrate
+from perfed.engine import calibrate, executors
 from perfed.engine.rounds import Simulation
-from perfed.engine.settings import Settings
+from perfed.engine.settings import Outcome, Settings
+from perfed.engine.store import _bytes
+from perfed.engine.worker import Reply, Task
 from perfed.nets.net import Net
 from tests.conftest import small_net
 
@@ -75,19 +79,97 @@ def test_scoring_one_model_calls_it_by_large_batches() -> None:
     assert counts.calls["fc1"] - before <= 8, "forty clients are scored in a few batches"
 
 
-def test_what_a_run_holds_does_not_grow_with_its_clients() -> None:
-    """Private heads of all clients, a cache that has room for a few: what is held stays within it."""
-    federation = federate("digits", clients=100, split="iid", seed=0)
-    method = registry.make("fedper", lr=0.05)
-    limit = 5500 + 8 * 10 * 13 * 4  # the server's state and eight heads
-    simulation = Simulation(
-        federation, small_net(federation), method, Settings(rounds=9, eval_every=99), cache_bytes=limit
-    )
-    for t in (1, 2):
-        simulation.step(t)
-        assert simulation.store._cache.used <= limit
-    assert simulation.store.client(3)[0] == 2
-    simulation.close()
+@pytest.mark.parametrize("name", ["fedper", "local", "fedbabu"])
+def test_what_a_run_holds_does_not_grow_with_its_clients(name: str, tmp_path: Path) -> None:
+    """All clients take part and are scored, and there is room for the states of a few: never are more of them held."""
+    federation = federate("digits", clients=60, split="iid", seed=0)
+    model = sum(tensor.numel() * 4 for tensor in small_net(federation).module.state_dict().values())
+    asked: list[list[int]] = []
+
+    class Watched(executors.Serial):
+        def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> list[Reply]:
+            asked.append([sum(tensor.numel() * 4 for tensor in task.private.values()) for task in tasks])
+            waiting.append(
+                sum(_bytes(state) for (kind, _), (_, state) in made.store._pending.items() if kind == "client")
+            )
+            return super().run(tasks, done)
+
+    found: list[Outcome] = []
+    for room in (8 * model, 256 << 20):
+        waiting: list[int] = []
+        made = Simulation(
+            federation, small_net(federation), registry.make(name, lr=0.05), Settings(rounds=3, new=True),
+            directory=tmp_path / str(room), cache_bytes=room, executor=Watched,
+        )  # fmt: skip
+        asked.clear()
+        outcome = made.run()
+        assert outcome is not None
+        found.append(outcome)
+        assert max(map(sum, asked)) <= room
+        assert max(waiting) <= room + model
+    assert found[0].state_sha256 == found[1].state_sha256
+    assert found[0].metrics == found[1].metrics
+
+
+def test_a_round_that_fails_leaves_nothing_of_what_was_written_already(tmp_path: Path) -> None:
+    federation = federate("digits", clients=20, split="iid", seed=0)
+    room = 20_000
+
+    def start(executor: Any = None) -> Simulation:
+        method = registry.make("local", lr=0.05)
+        settings = Settings(rounds=3, new=False)
+        return Simulation(
+            federation, small_net(federation), method, settings, directory=tmp_path, cache_bytes=room, executor=executor
+        )
+
+    class Failing(executors.Serial):
+        calls = 0
+
+        def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> list[Reply]:
+            Failing.calls += tasks[0].op == "train" and tasks[0].t == 2
+            if Failing.calls == 4:
+                raise RuntimeError("the lights went out")
+            return super().run(tasks, done)
+
+    made = start(Failing)
+    with pytest.raises(RuntimeError, match="lights"):
+        made.run()
+    resumed = start()
+    assert {resumed.store.client(i)[0] for i in range(20)} == {1}
+    outcome = resumed.run()
+    assert outcome is not None
+    whole = Simulation(
+        federation, small_net(federation), registry.make("local", lr=0.05), Settings(rounds=3, new=False)
+    ).run()
+    assert whole is not None
+    assert outcome.state_sha256 == whole.state_sha256
+
+
+def test_small_work_is_done_here_and_the_largest_client_is_sent_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = federate("digits", clients=8, split="dirichlet:0.3", seed=0)
+    posted: list[int] = []
+    post = executors.Pool._post
+
+    def noted(self: executors.Pool, place: int, tasks: Sequence[Task], common: Any) -> None:
+        posted.extend(federation.size(task.client) for task in tasks)
+        post(self, place, tasks, common)
+
+    monkeypatch.setattr(executors.Pool, "_post", noted)
+    parameters = sum(tensor.numel() for tensor in small_net(federation).module.state_dict().values())
+    total, found = int(federation.sizes("train").sum()), []
+    for work, sent in ((total * parameters - 1, 8), (total * parameters, 0)):
+        monkeypatch.setattr(executors, "TINY_WORK", work)
+        made = Simulation(
+            federation, small_net(federation), registry.make("fedavg", lr=0.05), Settings(rounds=9, eval_every=99),
+            workers=2,
+        )  # fmt: skip
+        made.step(1)
+        assert len(posted) == sent
+        assert posted == sorted(posted, reverse=True)
+        posted.clear()
+        found.append(made.server.state)
+        made.close()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 def test_the_advice_follows_what_fits(digits: Federation) -> None:

@@ -20,6 +20,7 @@ from perfed.data import Federation, Source, federate, load
 from perfed.engine.rounds import Outcome
 from perfed.errors import NetError
 from perfed.methods.fedbsd import FedBSD
+from perfed.nets.net import Net
 from tests.conftest import small_net
 from tests.runs import alike, at_work, personal, shaken, stepped, whole
 
@@ -72,6 +73,20 @@ def test_without_distillation_it_is_fedrep_to_the_bit(net: str, even: Federation
         assert alike(personal(ours, i), personal(theirs, i))
     default = stepped(make("fedbsd", **hyper), even, net=net)
     assert not alike(ours.server.state, default.server.state), "the default is not the limit"
+
+
+def test_without_distillation_it_is_fedrep_with_dropout_too(even: Federation) -> None:
+    def net() -> Net:
+        torch.manual_seed(0)
+        layers = nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 12), nn.Dropout(0.5), nn.Linear(12, 10)
+        return nets.wrap(nn.Sequential(*layers), "5", even.input_shape)
+
+    hyper = {"lr": 0.05, "head_epochs": 3, "epochs": 2}
+    ours = stepped(make("fedbsd", lam=0.0, **hyper), even, net=net())
+    theirs = stepped(make("fedrep", **hyper), even, net=net())
+    assert alike(ours.server.state, theirs.server.state)
+    for i in range(even.num_clients):
+        assert alike(personal(ours, i), personal(theirs, i))
 
 
 @pytest.mark.parametrize("student", ["received", "own"])

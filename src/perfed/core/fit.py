@@ -21,6 +21,8 @@ from perfed.errors import ConfigError
 from perfed.nets.net import Net
 
 PREFIX_BATCH = 256
+PREFIX_BYTES = 1 << 30
+"""How large the stored output of one client's frozen layers may be."""
 Loss_ = TypeVar("Loss_", bound=Callable[..., Tensor])
 Loss = Callable[[Client, Batch], Tensor]
 
@@ -159,11 +161,18 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
                 phase.after_epoch(client)
 
 
+def fitting(net: Net, phase: Phase, x: Tensor, samples: int) -> int:
+    """The last cut before which everything is frozen and not random, and whose output is not too large to be stored."""
+    cuts = net.reusable_cuts(phase.trains)
+    return next((k for k in cuts if samples * net.width(x, k) * x.element_size() <= PREFIX_BYTES), 0)
+
+
 def _input(client: Client, phase: Phase) -> tuple[Tensor, int]:
     """What a phase trains on, and before which layer it comes in: the images, or the output of the frozen layers."""
     if phase.features is not None:
         return phase.features, len(client.net.body)
-    x, cut = client.data.train.x, client.net.reusable(phase.trains) if phase.reuse else 0
+    x = client.data.train.x
+    cut = fitting(client.net, phase, x, len(x)) if phase.reuse else 0
     if not cut:
         return x, 0
     lasting = prefix.key(client, x, cut) if client.prefixes is not None else None

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from perfed.core import rng
 from perfed.core.client import Meter
-from perfed.core.fit import Optimiser, Phase, batches, is_plain
+from perfed.core.fit import Optimiser, Phase, batches, fitting, is_plain
 from perfed.core.method import Method
 from perfed.core.state import State, finite
 from perfed.data.federation import Federation
@@ -45,6 +45,9 @@ def refuse(method: Method, net: Net) -> None:
         raise ConfigError(
             f"executor = 'cohort' does not fit {cls.__name__}: a round is more than cross-entropy by phases.", CURE
         )
+    if len(list(net.module.named_parameters(remove_duplicate=False))) > len(list(net.module.parameters())):
+        what = "executor = 'cohort' is for layers with weights of their own, and this network uses some twice."
+        raise ConfigError(what, CURE)
     odd = [m for m in net.modules_from(0) if type(m) not in (nn.Linear, nn.Flatten, *SAMPLE_WISE)]
     if odd or any(True for _ in net.module.buffers()):
         what = type(odd[0]).__name__ if odd else "a buffer"
@@ -145,14 +148,22 @@ class CohortWorker(Worker):
 
     def _train_group(self, tasks: Sequence[Task]) -> list[Reply]:
         started = time.perf_counter()
+        plans = [self._phases(task) for task in tasks]
+        if any(plan != plans[0] for plan in plans):  # clients that train differently do not train together
+            return [self._train_group([task])[0] for task in tasks]
         group = self._gather(tasks)
         optimiser = self.method.optimiser(self.round(tasks[0].t))
-        for number, phase in enumerate(self.method.phases(self.client(tasks[0]))):
-            _check(phase)
+        for number, phase in enumerate(plans[0]):
             self._train_phase(group, phase, optimiser, f"fit/{number}")
         seconds = (time.perf_counter() - started) / len(tasks)
         replies = {reply.client: reply for reply in self._replies(group, seconds)}
         return [replies[task.client] for task in tasks]
+
+    def _phases(self, task: Task) -> list[Phase]:
+        phases = list(self.method.phases(self.described(task)))
+        for phase in phases:
+            _check(phase)
+        return phases
 
     def _gather(self, tasks: Sequence[Task]) -> Group:
         """Lay the clients' networks and data side by side."""
@@ -176,7 +187,9 @@ class CohortWorker(Worker):
         if not phase.epochs:
             return
         trained = sorted(self.net.names(*phase.trains))
-        cut = self.net.reusable(phase.trains) if phase.reuse else 0
+        if not trained:  # a body that is not there, or nothing unfrozen
+            return
+        cut = self._cut(group, phase)
         x = self._prefix(group, cut) if cut else group.x
         schedule = self._schedule(group, phase.epochs, optimiser.batch_size, purpose)
         suffix = self.net.modules_from(cut)
@@ -240,6 +253,10 @@ class CohortWorker(Worker):
             steps.append((index, inside / counts.unsqueeze(1)))
         return steps
 
+    def _cut(self, group: Group, phase: Phase) -> int:
+        """Before which layer the frozen ones end whose output is stored."""
+        return fitting(self.net, phase, group.x, sum(group.sizes)) if phase.reuse else 0
+
     @torch.no_grad()
     def _prefix(self, group: Group, cut: int) -> Tensor:
         """The output of the frozen layers for every sample, client after client."""
@@ -288,11 +305,13 @@ class CohortWorker(Worker):
 
     def _folded(self, group: Group, replies: list[Reply]) -> list[Reply]:
         """The replies, the first of which brings the mean of all; clients whose values are not finite are left out."""
-        sent = [name for name, which in self.plan.travels(group.tasks[0].t).items() if which is not False]
+        t = group.tasks[0].t
+        sent = [name for name, which in self.plan.travels(t).items() if which is not False]
+        kept = [name for name, which in self.plan.private(t).items() if which is not False]
         mean = _mean(group, sent, range(len(replies)))
         good = list(range(len(replies)))
-        if not all(map(finite, mean.values())):
-            good = [row for row in good if all(finite(group.weights[name][row]) for name in sent)]
+        if not all(map(finite, (*mean.values(), *(group.weights[name] for name in kept)))):
+            good = [row for row in good if all(finite(group.weights[name][row]) for name in (*sent, *kept))]
             bad = "values that are not finite came out of its training."
             replies = [
                 one if row in good else Reply(one.client, {}, {}, {"error": bad, "seconds": one.scalars["seconds"]})
@@ -304,7 +323,7 @@ class CohortWorker(Worker):
             for row in good[1:]:
                 replies[row].scalars["within"] = first.client
             first.scalars["weight"] = float(sum(group.sizes[row] for row in good))
-            state = self.plan.pick(mean, self.plan.travels(group.tasks[0].t))
+            state = self.plan.pick(mean, self.plan.travels(t))
             replies[good[0]] = replace(first, state=state)
         return replies
 

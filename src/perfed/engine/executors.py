@@ -28,7 +28,9 @@ from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import PerfedError
 
 TINY = 64
-"""Samples up to which a round of one client is computed in this process."""
+"""Samples up to which the work on one client is done in this process."""
+TINY_WORK = 1 << 25
+"""Samples times parameters up to which any work is: sending it to others would take longer."""
 Place = tuple[str, list[int], int]
 
 
@@ -90,6 +92,7 @@ class Pool:
         self._links: list[Connection] = []
         self._processes: list[BaseProcess] = []
         self._here = Serial(worker)
+        self._parameters = sum(tensor.numel() for tensor in worker.plan.initial.values())
         self._common = Area()
         self._desks = [Desk(self._common, Area(), Area()) for _ in range(workers)]
         for place in range(workers):
@@ -117,7 +120,7 @@ class Pool:
         """Compute the tasks in the pool. A worker that dies is replaced and its task tried once more."""
         jobs = self.worker.jobs(tasks)
         sizes = [sum(self.worker.federation.size(tasks[number].client) for number in job) for job in jobs]
-        if len(tasks) == 1 and sizes[0] <= TINY:
+        if sum(sizes) <= (TINY if len(tasks) == 1 else TINY_WORK // max(1, self._parameters)):
             return self._here.run(tasks, done)
         common = self._publish(tasks)
         queue = sorted(range(len(jobs)), key=lambda i: sizes[i])

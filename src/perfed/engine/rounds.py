@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
@@ -26,6 +26,7 @@ from perfed.engine.lastscores import LastScores
 from perfed.engine.ledger import Besides, Flops, Ledger
 from perfed.engine.scoring import Scoring
 from perfed.engine.settings import Outcome, Progress, Settings, Watcher, check_settings
+from perfed.engine.stacking import pieces
 from perfed.engine.store import Store
 from perfed.engine.worker import Operation, Reply, Task, Worker
 from perfed.errors import QuorumError, UpdateError
@@ -72,6 +73,7 @@ class Simulation:
         self.scoring = Scoring(
             *(federation, method, settings, self.plan, last, self._task, self._compute, self._blame),
             together=lambda: not getattr(self.executor, "apart", False),
+            room=self.store.room,
         )
         self.ledger = Ledger()
         self.history: list[dict[str, Any]] = []
@@ -105,14 +107,10 @@ class Simulation:
         self.store.discard()
         cohort = rng.sample(self.settings.seed, t, self.federation.participants, self.settings.fraction)
         round = Round(t, self.settings.rounds)
-        tasks = [self._task("train", client, t) for client in cohort]
-        replies = self._compute(tasks, t, "training")
-        if self._tamper:
-            replies = [self._tamper(reply, t) for reply in replies]
         updates, entries, before = [], {}, len(self.faults)
         alike = self.method.schema(self.server, round) if self.worker.folds else {}
         besides = Besides(self.worker.net)
-        for task, reply in zip(tasks, replies, strict=True):
+        for task, reply in self._trained(cohort, t):
             try:
                 update = self._accept(reply, task.client, round)
             except UpdateError as error:
@@ -203,6 +201,14 @@ class Simulation:
         received = self.method.send(self.server, peer, Round(t, self.settings.rounds))
         return Task(op, client, t, since, received, private, options, self.store.kept(client) if self._sites else None)
 
+    def _trained(self, cohort: Sequence[int], t: int) -> Iterator[tuple[Task, Reply]]:
+        """What the clients of a round answer, in their order; so many at a time as have room."""
+        tasks, done = (self._task("train", client, t) for client in cohort), 0
+        for some in pieces(tasks, len(cohort), self.store.room):
+            replies = self._compute(some, t, "training", done, len(cohort))
+            yield from zip(some, [self._tamper(one, t) for one in replies] if self._tamper else replies, strict=True)
+            done += len(some)
+
     def _adapting(self, t: int) -> int:
         """FLOPs of the adaptation after the last round, all clients together."""
         clients = self.federation.participants
@@ -212,13 +218,13 @@ class Simulation:
             task = replace(task, private=private)
         return self.flops.adapting(task, clients)
 
-    def _compute(self, tasks: Sequence[Task], t: int, doing: str) -> list[Reply]:
-        finished = 0
-
+    def _compute(
+        self, tasks: Sequence[Task], t: int, doing: str, finished: int = 0, of: int | None = None
+    ) -> list[Reply]:
         def done() -> None:
             nonlocal finished
             finished += 1
-            self._tell(t, doing, finished, len(tasks))
+            self._tell(t, doing, finished, of or len(tasks))
 
         return self.executor.run(tasks, done)
 

@@ -15,7 +15,7 @@ from perfed.data.federation import Federation
 from perfed.engine import evaluate
 from perfed.engine.lastscores import LastScores
 from perfed.engine.settings import Settings
-from perfed.engine.stacking import members, stackable, stacked, unstacked
+from perfed.engine.stacking import members, pieces, stackable, stacked, unstacked
 from perfed.engine.worker import Operation, Reply, Task
 from perfed.errors import UpdateError
 
@@ -37,6 +37,8 @@ class Scoring:
     blame: Callable[[int, int, str], None]
     together: Callable[[], bool] = lambda: True
     """whether one task may score several clients; not where each client is a machine of its own"""
+    room: int = 256 << 20
+    """bytes of private states that are held at a time"""
 
     def evaluate(self, t: int) -> dict[str, Any]:
         """All that is reported after round t."""
@@ -80,16 +82,13 @@ class Scoring:
         return found
 
     def _measure(self, clients: Sequence[int], t: int, *, seen: bool, adapt: bool) -> dict[int, State]:
-        """Score clients, in pieces, so that memory does not grow with the federation; who cannot be is named."""
+        """Score clients, in pieces, so that only their scores add up in memory; who cannot be scored is named."""
         together = seen and not adapt and self.together() and stackable(self.method)
-        piece = 1024 if together else 64
+        tasks = (self.task("evaluate", client, t, seen=seen, adapt=adapt) for client in clients)
         states: dict[int, State] = {}
-        for start in range(0, len(clients), piece):
-            some = clients[start : start + piece]
-            tasks = [self.task("evaluate", client, t, seen=seen, adapt=adapt) for client in some]
-            if together:
-                tasks = list(stacked(tasks, self.plan, self.federation))
-            states |= self._scores(tasks, t, lasting=seen and not adapt)
+        for some in pieces(tasks, 1024 if together else 64, self.room):
+            due = list(stacked(some, self.plan, self.federation)) if together else some
+            states |= self._scores(due, t, lasting=seen and not adapt)
         if not states:
             raise UpdateError(f"No client could be scored in round {t}.", "Look at what the clients say.")
         return states
@@ -118,9 +117,8 @@ class Scoring:
     def _ensemble(self, op: Operation, clients: Sequence[int], t: int, y: torch.Tensor) -> float:
         """The accuracy of all clients' models voting together on samples whose client is unknown."""
         total = torch.zeros(0)
-        for start in range(0, len(clients), 8):
-            adapt = self.method.adapts and self.settings.adapt != "never"
-            tasks = [self.task(op, client, t, adapt=adapt) for client in clients[start : start + 8]]
+        adapt = self.method.adapts and self.settings.adapt != "never"
+        for tasks in pieces((self.task(op, client, t, adapt=adapt) for client in clients), 8, self.room):
             for task, reply in zip(tasks, self.compute(tasks, t, "voting"), strict=True):
                 if reply.error:
                     self.blame(t, task.client, f"Client {task.client} could not vote: {reply.error}")

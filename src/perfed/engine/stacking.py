@@ -6,7 +6,7 @@ resumed run make the same batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from perfed.core.method import Method
@@ -17,6 +17,21 @@ from perfed.engine.worker import Task
 
 STACK = 512
 """Samples up to which clients are put together."""
+
+
+def pieces(tasks: Iterable[Task], most: int, room: int) -> Iterator[list[Task]]:
+    """The tasks, so many at a time that their private states have room."""
+    held: list[Task] = []
+    size = 0
+    for task in tasks:
+        own = sum(tensor.numel() * tensor.element_size() for tensor in task.private.values())
+        if held and (len(held) == most or size + own > room):
+            yield held
+            held, size = [], 0
+        held.append(task)
+        size += own
+    if held:
+        yield held
 
 
 def stackable(method: Method) -> bool:

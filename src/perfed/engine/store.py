@@ -40,6 +40,9 @@ class Store:
         self._lock = _lock(directory) if directory else None
         self._pending: dict[tuple[str, int], tuple[int, State]] = {}
         self._elsewhere: dict[int, str] = {}
+        self._waiting = 0
+        self._spilt: dict[tuple[str, int], str] = {}
+        """sums of the states of this round that are on file already, in the transaction that is still open"""
         self._cache = _Cache(cache_bytes)
         with ExitStack() as undo:
             undo.callback(self.unlock)
@@ -107,6 +110,11 @@ class Store:
         plain = [(kind, id, since, sha.rpartition("/")[2]) for kind, id, since, sha in rows]
         return sha256(json.dumps(plain).encode()).hexdigest()
 
+    @property
+    def room(self) -> int:
+        """Bytes of private states that are held in memory at a time."""
+        return self._cache.limit
+
     # Writing
 
     def put_client(self, client: int, since: int, state: State, sha: str | None = None) -> None:
@@ -114,6 +122,9 @@ class Store:
         self._pending["client", client] = (since, state)
         if sha is not None:
             self._elsewhere[client] = sha
+        self._waiting += _bytes(state)
+        if self._waiting > self.room:
+            self._spill()
 
     def put_slot(self, client: int, t: int, state: State) -> None:
         """Keep the server's memory of a client until the round is committed."""
@@ -125,23 +136,26 @@ class Store:
 
     def discard(self) -> None:
         """Forget what was not committed."""
-        self._pending.clear()
-        self._elsewhere.clear()
+        if self._db.in_transaction:
+            self._db.execute("rollback")
+            self._cache.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        for held in (self._pending, self._elsewhere, self._spilt):
+            held.clear()
+        self._waiting = 0
 
     def commit(self, t: int, record: dict[str, Any]) -> None:
         """Make a round visible: all its states and its record together."""
-        sums = {key: fingerprint(state) for key, (_, state) in self._pending.items()}
-        sums |= {("client", client): sha for client, sha in self._elsewhere.items()}
-        named = {f"{kind}/{id}": sums[kind, id] for kind, id in sorted(sums)}
-        text = json.dumps(record | {"t": t, "states": named}, sort_keys=True)
-        chain = _link(self._chain, text)
         with self._guard():
-            self._db.execute("begin immediate")
             try:
-                for (kind, id), (since, state) in self._pending.items():
-                    away = kind == "client" and id in self._elsewhere
-                    row = (kind, id, since, sums[kind, id], None if away else to_bytes(state))
-                    self._db.execute("insert or replace into states values (?, ?, ?, ?, ?)", row)
+                held = dict(self._pending)
+                self._spill()
+                sums = self._spilt | {("client", client): sha for client, sha in self._elsewhere.items()}
+                named = {f"{kind}/{id}": sums[kind, id] for kind, id in sorted(sums)}
+                text = json.dumps(record | {"t": t, "states": named}, sort_keys=True)
+                chain = _link(self._chain, text)
                 self._db.execute("insert into rounds values (?, ?, ?)", (t, text, chain))
                 self._db.execute("commit")
             except BaseException:
@@ -149,9 +163,24 @@ class Store:
                     self._db.execute("rollback")
                 raise
         self._chain = chain
-        for (kind, id), held in self._pending.items():
-            self._cache.put((kind, id), held)
-        self.discard()
+        for key, state in held.items():
+            self._cache.put(key, state)
+        self._forget()
+
+    def _spill(self) -> None:
+        """Write what waits to the file, where nobody sees it before the round is committed."""
+        with self._guard():
+            if not self._db.in_transaction:
+                self._db.execute("begin immediate")
+            for (kind, id), (since, state) in self._pending.items():
+                self._spilt[kind, id] = fingerprint(state)
+                away = kind == "client" and id in self._elsewhere
+                sha = self._elsewhere[id] if away else self._spilt[kind, id]
+                row = (kind, id, since, sha, None if away else to_bytes(state))
+                self._db.execute("insert or replace into states values (?, ?, ?, ?, ?)", row)
+                self._cache.drop((kind, id))
+        self._pending.clear()
+        self._waiting = 0
 
     def unlock(self) -> None:
         """Let go of the directory: a forked worker must not keep it when the run itself is killed."""
@@ -251,9 +280,16 @@ class _Cache:
             self._held.move_to_end(key)
         return self._held.get(key)
 
-    def put(self, key: tuple[str, int], value: tuple[int, State]) -> None:
+    def drop(self, key: tuple[str, int]) -> None:
         if key in self._held:
             self.used -= _bytes(self._held.pop(key)[1])
+
+    def clear(self) -> None:
+        self._held.clear()
+        self.used = 0
+
+    def put(self, key: tuple[str, int], value: tuple[int, State]) -> None:
+        self.drop(key)
         self._held[key] = value
         self.used += _bytes(value[1])
         while self.used > self.limit and len(self._held) > 1:

@@ -81,6 +81,8 @@ class Worker:
         self.plan = Plan(method, net, rounds)
         self.prefixes = Prefixes()
         self._layout = _lay_out(net, federation.input_shape)
+        for k in net.cuts:  # known from the start, so that no round is the one that finds out
+            net.width(torch.zeros(2, *federation.input_shape), k)
         self._tensors: Mapping[str, Tensor] = net.module.state_dict()
 
     def jobs(self, tasks: Sequence[Task]) -> list[list[int]]:
@@ -104,9 +106,13 @@ class Worker:
 
     def client(self, task: Task) -> Client:
         """The client of a task, its network filled with the initial, the received and its own private values."""
-        plan = self.plan
         self.fill(self._tensors, task)
         rng.seed_torch(rng.derive(self.seed, f"torch/{task.op}", task.t, task.client))
+        return self.described(task)
+
+    def described(self, task: Task) -> Client:
+        """The client of a task, with whatever the network holds just now."""
+        plan = self.plan
         return Client(
             id=task.client,
             round=Round(task.t, self.rounds),

@@ -74,8 +74,9 @@ class FedBSD(Method):
             supervised = F.cross_entropy(net.run_suffix(features, k), batch.y)
             return supervised + self.lam * self.divergence(teacher[batch.index], self.distribution(features))
 
+        drawn = net.stochastic(k) and self.student == "received"  # then every step has its own dropout, as FedRep's
         return [
-            Phase(self.head_epochs, trains=(net.head,), features=taught),
+            Phase(self.head_epochs, trains=(net.head,), features=None if drawn else taught),
             Phase(self.epochs, trains=net.body, loss=body_loss),
         ]
 

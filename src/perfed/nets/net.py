@@ -9,9 +9,10 @@ once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -47,8 +48,11 @@ class Net:
         }
         self._pass: Chain | Whole
         self._pass = Chain(module, divided) if divided else Whole(module, self.prefixes[self.head][0])
-        self._hidden_randomness = False
-        if self.input_shape and not divided:
+        self._widths: dict[tuple[tuple[int, ...], int], int] = {}
+        # What is known here tells whether it is random; other modules have to be tried, and count as random until then.
+        foreign = any(not type(part).__module__.startswith(("torch.nn.", "perfed.nets.")) for part in module.modules())
+        self._hidden_randomness = bool(divided) and foreign
+        if self.input_shape and (foreign or not divided):
             self._try(self.input_shape)
 
     @property
@@ -98,8 +102,28 @@ class Net:
 
     def reusable(self, trained: Collection[str]) -> int:
         """The largest cut whose prefix is neither trained nor random: its output can be stored and used again."""
-        cuts = (k for k in range(self.cut(trained), 0, -1) if self._divisible(k) and not self.stochastic(k))
-        return next(cuts, 0)
+        return next(self.reusable_cuts(trained), 0)
+
+    def reusable_cuts(self, trained: Collection[str]) -> Iterator[int]:
+        """Every cut whose prefix is neither trained nor random, the largest first."""
+        return (k for k in range(self.cut(trained), 0, -1) if self._divisible(k) and not self.stochastic(k))
+
+    @property
+    def cuts(self) -> list[int]:
+        """Before which layers the forward pass can be divided."""
+        return [k for k in range(1, len(self.layers)) if self._divisible(k)]
+
+    @torch.no_grad()
+    def width(self, x: Tensor, k: int) -> int:
+        """How many values layers [0, k) give for each sample of inputs like these."""
+        key = tuple(x.shape[1:]), k
+        if key not in self._widths:
+            flags = [(part, part.training) for part in self.module.modules()]
+            self.module.eval()
+            self._widths[key] = self.run_prefix(x.new_zeros(2, *x.shape[1:]), k).numel() // 2
+            for part, flag in flags:
+                part.training = flag
+        return self._widths[key]
 
     def run_prefix(self, x: Tensor, k: int) -> Tensor:
         """Layers [0, k) of the network."""
@@ -178,9 +202,8 @@ class Net:
                 raise unknown("layer", layer, self.layers)
 
     def _try(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        result = trial(self.module, self.head_path, shape)
+        result = trial(self.module, self.head_path, shape, is_random)
         if isinstance(self._pass, Whole):
             self._pass.head_is_output = result.head_is_output
-        known = any(map(is_random, self._pass.modules_before(len(self.body))))
-        self._hidden_randomness = result.body_is_random and not known
+        self._hidden_randomness = result.body_is_random
         return result.output_shape

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from perfed.nets.layering import Stages
@@ -95,7 +96,12 @@ class Whole:
 
 
 def is_random(module: nn.Module) -> bool:
-    """Whether this module itself draws random numbers in training (its children are asked on their own)."""
+    """Whether this module itself draws random numbers in training (its children are asked on their own).
+
+    BatchNorm without running statistics counts as random too: what it gives for a sample depends on its batch.
+    """
+    if isinstance(module, _BatchNorm):
+        return module.running_mean is None
     if isinstance(module, _DropoutNd):
         return module.p > 0
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention):

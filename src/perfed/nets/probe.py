@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +50,12 @@ class Trial:
     body_is_random: bool
 
 
-def trial(module: nn.Module, head: str, input_shape: tuple[int, ...]) -> Trial:
+def trial(
+    module: nn.Module, head: str, input_shape: tuple[int, ...], known: Callable[[nn.Module], bool] = lambda _: False
+) -> Trial:
     """Run a copy of the module on two samples, as in evaluation and as in training.
 
+    Modules that are known to be random are quiet, so that what is hidden beside them shows.
     The module's buffers, its training flag and the global random state stay as they are.
     """
     like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
@@ -60,7 +64,10 @@ def trial(module: nn.Module, head: str, input_shape: tuple[int, ...]) -> Trial:
     devices = [like.device] if like.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():
         evaluating = _observe(copy.deepcopy(module).eval(), head, x)
-        training = _observe(copy.deepcopy(module).train(), head, x)
+        awake = copy.deepcopy(module).train()
+        for part in [part for part in awake.modules() if known(part)]:
+            part.eval()
+        training = _observe(awake, head, x)
     return Trial(
         evaluating.output_shape,
         evaluating.head_is_output and training.head_is_output,
