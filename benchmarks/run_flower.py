@@ -5,11 +5,8 @@ The apps are imported by name in every actor, which reads the data once and keep
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import os
-import socket
-import struct
 import sys
 import time
 from importlib.metadata import version
@@ -33,13 +30,6 @@ def workload() -> Workload:
         torch.set_num_threads(1)
         _held.append(load(os.environ["PERFED_WORKLOAD"]))
     return _held[0]
-
-
-def lo_up() -> None:
-    """Bring up the loopback of a new network namespace."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-        flags = struct.unpack("16sh", fcntl.ioctl(handle, 0x8913, struct.pack("16sh", b"lo", 0)))[1]
-        fcntl.ioctl(handle, 0x8914, struct.pack("16sh", b"lo", flags | 1))
 
 
 client_app = ClientApp()
@@ -150,7 +140,6 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 def main() -> None:
-    lo_up()
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(HERE)}
     os.environ["PERFED_WORKLOAD"] = sys.argv[1]
     apps = importlib.import_module("run_flower")  # by name, so that actors import them and messages stay small

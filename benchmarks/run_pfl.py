@@ -1,7 +1,8 @@
-"""Apple's pfl on a workload: one process, its own trainer, aggregator and evaluation."""
+"""Apple's pfl on a workload: its own trainer, aggregator and evaluation, in one process or in several by torchrun."""
 
 from __future__ import annotations
 
+import os
 import time
 from importlib.metadata import version
 
@@ -88,7 +89,8 @@ def main() -> None:
     evaluation = [seconds for kind, seconds in marks if kind == "VAL"]
     values = {str(name): value for name, value in backend.last}
     accuracy = next(float(getattr(v, "overall_value", v)) for name, v in values.items() if "right" in name)
-    report("pfl", version("pfl"), train, evaluation[-1], accuracy)
+    if os.environ.get("RANK", "0") == "0":
+        report("pfl", version("pfl"), train, evaluation[-1], accuracy)
 
 
 if __name__ == "__main__":

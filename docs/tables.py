@@ -55,14 +55,14 @@ def side_by_side(found: dict[str, Any]) -> str:
                 continue
             ratios = [one[part] / own[part] if own else float("nan") for part in ("train", "eval")]
             accuracy = 100 * sum(one["accuracy"]) / len(one["accuracy"])
-            each = [a / b for a, b in zip(one["trains"], own["trains"], strict=True)]
+            each = [a / b for a, b in zip(one["trains"], own["trains"], strict=False)]
             text.append(
                 f"| {tool} {one['version']} | {one['train']:.3f} | {ratios[0]:.2f} |"
                 f" {min(each):.2f} to {max(each):.2f} | {one['eval']:.3f} |"
                 f" {ratios[1]:.2f} | {accuracy:.2f} | {one['peak_mb']} |"
             )
         close = "agree" if work["accuracies_agree"] else "do not agree"
-        text += ["", f"The accuracies {close} within the spread of seeds.", ""]
+        text += ["", f"On the same divisions the accuracies {close}.", ""]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return "\n".join(text) + (
         f"\nBest of {found['repeats']}, mean of {found['rounds']} rounds each, on {found['machine']}; {versions}."
@@ -105,12 +105,12 @@ def scaling(found: dict[str, Any]) -> str:
         text.append(f"| {case['clients']:,} | {case['participants']} | {cells} |")
     one, two = (row["seconds"] for row in groups["workers"])
     text += ["", f"Two workers are {one / two:.2f} times as fast as one (CNN, 20 participants).", ""]
-    text += ["| private states | method | network | s per round | cached, MB | peak of the process, MB |"]
-    text += ["|---:|---|---|---:|---:|---:|"]
+    text += ["| clients | participants | method | network | s per round | s to score all | cached, MB | peak, MB |"]
+    text += ["|---:|---:|---|---|---:|---:|---:|---:|"]
     for row in groups["private"]:
         case = row["case"]
-        cells = f"{row['seconds']:.1f} | {row['cache_mb']:.0f} | {row['peak_mb']:.0f}"
-        text.append(f"| {case['clients']:,} | {case['method']} | {case['net']} | {cells} |")
+        cells = f"{row['seconds']:.1f} | {row['score_seconds']:.1f} | {row['cache_mb']:.0f} | {row['peak_mb']:.0f}"
+        text.append(f"| {case['clients']:,} | {case['participants']:,} | {case['method']} | {case['net']} | {cells} |")
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     made = f"Best of {found['repeats']} on {found['machine']}; {versions}. Made by `python benchmarks/scaling.py`"
     return "\n".join(text) + f"\n\n{made}; results/scaling.json."

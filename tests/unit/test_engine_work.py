@@ -145,6 +145,24 @@ def test_a_round_that_fails_leaves_nothing_of_what_was_written_already(tmp_path:
     assert outcome.state_sha256 == whole.state_sha256
 
 
+@pytest.mark.parametrize("name", ["ditto", "apfl", "pfedme", "pfedsd"])
+def test_a_second_network_is_made_once_and_not_for_every_client(
+    name: str, digits: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[int] = []
+    clone = Net.clone
+    monkeypatch.setattr(Net, "clone", lambda self: (copies.append(1), clone(self))[1])
+    settings = Settings(rounds=9, eval_every=99, new=False)
+    made = Simulation(digits, small_net(digits), registry.make(name, lr=0.05), settings)
+    for t in (1, 2):  # with the copies that FLOPs are counted on, once for newcomers and once for the others
+        made.step(t)
+    before = len(copies)
+    for t in (3, 4):
+        made.step(t)
+    assert len(copies) == before
+    made.close()
+
+
 def test_small_work_is_done_here_and_the_largest_client_is_sent_first(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = federate("digits", clients=8, split="dirichlet:0.3", seed=0)
     posted: list[int] = []
