@@ -8,7 +8,7 @@ MGDA-UB: Sener, Koltun: Multi-Task Learning as Multi-Objective Optimization. Neu
 
 Differences from the paper: MGDA weighs gradients divided by their losses, and its weights sum to the number of
 branches. The paper does not say; bare min-norm weights favour the branches of absent classes, whose gradients are
-small, and leave the representation untrained. Its figure, the mean accuracy of the binary branch tasks, is measured as
+small, so that the representation moves little. Its figure, the mean accuracy of the binary branch tasks, is measured as
 `task`, beside the accuracy that other methods are judged by. A class that no participant of a round has keeps its last
 mean. Only the branches of a client's own classes leave it.
 """
