@@ -53,7 +53,8 @@ class FedBSD(Method):
         """Refuse a network whose features cannot be had."""
         if net.body and not net.cut((net.head,)):
             raise NetError(
-                f"FedBSD distils what the head receives, and this network cannot be cut before its head {net.head_path!r}.",
+                "FedBSD distils what the head receives, and this network cannot be cut before its head"
+                f" {net.head_path!r}.",
                 "Return the output of the head as it is, and give the head one tensor.",
             )
         return net
