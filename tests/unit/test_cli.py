@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -223,6 +224,12 @@ def test_lists_for_people_and_machines(tmp_path: Path) -> None:
     }  # fmt: skip
     assert "leaderboard" not in trained
     assert "scheduling-table2-mnist" in call("methods", "vanilla").stdout
+    assert json.loads(call("methods", "privacypfedc", "--json").stdout)["recipes"].keys() >= {"pfedc-table1-mnist"}
+    shown = call("methods", "cd2pfed").stdout
+    assert re.search(r"momentum +0\.0 +0\.9 ", shown), "the paper's beside the default"
+    assert re.search(r"batch_size +10 +128, 4 ", shown)
+    assert "its recipes" not in call("methods", "fedavg").stdout
+    assert "…" not in shown + call("methods", "fedbsd").stdout
     assert "FedRep" in call("methods").stdout
     assert call("methods").stdout.count("…") == 0
     assert "digits" in json.loads(call("data", "list", "--json").stdout)

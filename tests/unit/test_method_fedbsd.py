@@ -222,5 +222,5 @@ def test_a_network_without_a_cut_before_its_head_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return 2 * self.fc(self.body(x.flatten(1)))
 
-    with pytest.raises(NetError, match="cannot be cut"):
+    with pytest.raises(NetError, match="cannot be cut before its head 'fc'"):
         FedBSD().build(nets.wrap(Scaled(), "fc", (1, 8, 8)))

@@ -17,6 +17,7 @@ from perfed.core.client import Batch, Client, Update
 from perfed.core.method import Method
 from perfed.core.minnorm import min_norm
 from perfed.core.plan import Plan, Round
+from perfed.core.registry import make
 from perfed.core.server import Server
 from perfed.core.state import State
 from perfed.data import Federation, federate, load
@@ -328,6 +329,36 @@ def test_a_head_that_is_not_linear_is_refused() -> None:
     net = Net(module, {"body": ["1"], "head": ["2"]}, (), 2)
     with pytest.raises(NetError, match="Bilinear"):
         PFedC().build(net)
+
+
+class Normalised(nn.Module):
+    """Returns log-probabilities, not its head's logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.body(x.flatten(1)).relu()).log_softmax(dim=1)
+
+
+@pytest.mark.parametrize("name", ["pfedc", "privacypfedc"])
+@pytest.mark.parametrize("method", [{}, {"combine_losses": "sum"}, {"branches": 5}])
+def test_a_network_with_something_behind_its_head_is_refused(name: str, method: dict[str, Any]) -> None:
+    """Its branches would be trained on other logits than they predict with."""
+    chain = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10), nn.LogSoftmax(1))
+    bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Sigmoid())
+    for module, head in ((Normalised(), "out"), (chain, "2"), (bare, "1")):
+        with pytest.raises(NetError, match=f"head '{head}'"):
+            make(name, **method).build(nets.wrap(module, head, (1, 8, 8)))
+
+
+def test_a_network_that_returns_what_its_head_gives_is_accepted() -> None:
+    chain = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10), nn.Identity())
+    for module, head in ((chain, "2"), (nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "1")):
+        net = nets.wrap(module, head, (1, 8, 8))
+        assert PFedC().build(net) is net
+        assert PFedC(branches=5).build(net)(torch.zeros(2, 1, 8, 8)).shape == (2, 5)
 
 
 def test_scores_are_the_logits_where_every_class_has_a_branch() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from perfed import nets
+from perfed import hyperparameters, nets
+from perfed.config import parse, resolve
 from perfed.core.plan import Plan, Round
 from perfed.core.registry import make
 from perfed.core.state import digest
@@ -47,7 +48,7 @@ def test_the_published_schedule(t: int, shallow: tuple[str, ...], deep: tuple[st
     net = published_cnn()
     assert Vanilla().unfrozen(net, Round(t, 300)) == shallow
     assert Anti().unfrozen(net, Round(t, 300)) == deep
-    assert Vanilla().stage(Round(t, 300)) == len(shallow)
+    assert Vanilla(unfreeze=(0, 100, 200)).stage(Round(t, 300)) == len(shallow)
     for method, unfrozen in ((Vanilla(), shallow), (Anti(), deep)):
         travels = Plan(method, net, 300).travels(t)
         assert {name for name, which in travels.items() if which} == set(net.names(*unfrozen))
@@ -153,6 +154,37 @@ def test_impossible_schedules_are_refused(unfreeze: tuple[int, ...]) -> None:
 def test_more_rounds_than_layers_are_refused_naming_both() -> None:
     net = nets.build("mlp", (1, 8, 8), 10, hidden=[8, 8])
     with pytest.raises(NetError, match=r"\[0, 100, 200\] has 3 rounds.*2 base layers: fc1, fc2"):
-        Anti().build(net)
-    with pytest.raises(NetError, match="none"):
-        Vanilla(unfreeze=(0,)).build(nets.build("mlp", (1, 8, 8), 10, hidden=[]))
+        Anti(unfreeze=(0, 100, 200)).build(net)
+    for unfreeze in ((0,), None):
+        with pytest.raises(NetError, match="none"):
+            Vanilla(unfreeze=unfreeze).build(nets.build("mlp", (1, 8, 8), 10, hidden=[]))
+
+
+@pytest.mark.parametrize(("layers", "due"), [(1, (0,)), (2, (0, 150)), (3, (0, 100, 200)), (5, (0, 100, 200))])
+def test_the_default_schedule_fits_any_number_of_layers(layers: int, due: tuple[int, ...]) -> None:
+    net = nets.build("mlp", (1, 8, 8), 10, hidden=[8] * layers)
+    for default, given in ((Vanilla(), Vanilla(unfreeze=due)), (Anti(), Anti(unfreeze=due))):
+        assert default.build(net) is net
+        stages: dict[object, tuple[str, ...]] = {}
+        for t in range(1, 301):
+            unfrozen = default.unfrozen(net, Round(t, 300))
+            assert unfrozen == given.unfrozen(net, Round(t, 300))
+            assert stages.setdefault(default.stage(Round(t, 300)), unfrozen) == unfrozen, "a stage is one of a kind"
+
+
+def test_no_schedule_is_written_as_none() -> None:
+    config = resolve({"method": "anti"})
+    assert config.method["unfreeze"] is None
+    again = resolve(parse(config.toml()))
+    assert again == config
+    assert hyperparameters.check("anti", {"unfreeze": "none"}) == Anti()
+
+
+@both
+def test_the_default_on_the_default_mlp_trains_its_first_stage(name: str, digits: Federation) -> None:
+    """Both methods run on any network as they come."""
+    net = nets.build("mlp", digits.input_shape, digits.num_classes)
+    method = make(name)
+    worker = Worker(digits, method.build(net), method, rounds=1, seed=0)
+    update = method.train(worker.client(Task("train", 0, 1, 0, dict(worker.plan.initial), {})))
+    assert set(update.state) == net.names("fc1" if name == "vanilla" else "fc2")

@@ -349,9 +349,47 @@ class Skipping(Plain):
         return self.head((self.second(x) + self.narrow(x)).mean((2, 3)))
 
 
+class Handmade(Plain):
+    """Its first layer is a parameter by itself."""
+
+    def __init__(self, first: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
+        super().__init__(flat)
+        self.w, self.make = nn.Parameter(torch.ones(shape)), first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.make(x, self.w).relu().view(-1, 4, 8, 8)
+        return self.head(F.max_pool2d(self.second(x), 4).flatten(1))
+
+
+class Tempered(Plain):
+    """A parameter and a buffer of its own, neither of which has to do with channels."""
+
+    def __init__(self) -> None:
+        super().__init__(flat, 4)
+        self.heat = nn.Parameter(torch.ones(()))
+        self.register_buffer("mean", torch.ones(1, 1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.first(x - self.mean)).mean((2, 3))) * self.heat.exp()
+
+
+def test_a_parameter_behind_the_head_is_shared() -> None:
+    chart = channel_map(net := wrapped(Tempered()))
+    assert chart.mask("heat", net.module.state_dict()["heat"], 0.5) is False
+    compare_with_masking(wrapped(Tempered().double()), 0.5, 1e-10)
+
+
 @pytest.mark.parametrize(
     ("model", "named"),
     [
+        (
+            Handmade(lambda x, w: F.conv2d(x, w, padding=1), 4, 1, 3, 3),
+            "conv2d in the network's own forward pass: it uses the parameter 'w'",
+        ),
+        (
+            Handmade(lambda x, w: x.flatten(1) @ w, 64, 256),
+            "matmul in the network's own forward pass: it uses the parameter 'w'",
+        ),
         (Plain(flat, between=nn.Conv2d(4, 4, 1, groups=2)), "'between' (Conv2d)"),
         (Plain(flat, between=nn.GroupNorm(2, 4)), "'between' (GroupNorm)"),
         (Plain(flat, between=nn.PReLU()), "'between' (PReLU)"),

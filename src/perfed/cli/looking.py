@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,8 @@ from perfed.cli.running import Json, print_json, report, report_comparison
 
 WIDE = 130
 """Terminals narrower than this are shown a method in one cell."""
+SHORT = 20
+"""Characters of a value that is shown beside a default."""
 
 
 def methods(
@@ -65,7 +68,9 @@ def _method(name: str, as_json: bool) -> None:
     from perfed.core import registry
 
     cls = registry.method_class(name)
-    papers = recipes.of_paper(name)
+    known = {cls: key for key, cls in registry.methods().items()}
+    family = [name, *(known[kind] for kind in cls.__mro__ if kind in known)]
+    papers = next(filter(None, map(recipes.of_paper, family)), {})
     used = hyperparameters.table(registry.make(name))
     fields = [dataclasses.replace(field, default=used[field.name]) for field in hyperparameters.listing(cls)]
     if as_json:
@@ -75,17 +80,30 @@ def _method(name: str, as_json: bool) -> None:
     console = Console()
     console.print(f"[bold]{cls.title or name}[/bold]  {cls.cites}", highlight=False)
     console.print(f"Private: {cls.keeps}. Travels: {cls.sends}.\n", highlight=False)
-    table = Table("hyper-parameter", "default", "what it is", "accepted", box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("hyper-parameter", no_wrap=True)
+    for head in ("default", *(["its recipes"] if papers else []), "what it is", "accepted"):
+        table.add_column(head)
     for field in fields:
-        table.add_row(field.name, str(field.default), field.meaning, field.type)
+        told = [_in_recipes(field.name, papers)] if papers else []
+        table.add_row(field.name, str(field.default), *told, field.meaning, field.type)
     console.print(table)
     console.print(f"\nChange one by --set method.{fields[0].name}=VALUE.", highlight=False)
     if papers:
         console.print("\nTraining settings are the same for all methods by default. Those of its paper's recipes:\n")
-        table = Table("recipe", "what it is", "hyper-parameters", box=box.SIMPLE_HEAD, show_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+        table.add_column("recipe", overflow="fold")
+        table.add_column("what it is")
+        table.add_column("hyper-parameters")
         for recipe, (what, hyper) in papers.items():
             table.add_row(recipe, what, ", ".join(f"{key} {value}" for key, value in hyper.items()))
         console.print(table)
+
+
+def _in_recipes(key: str, papers: Mapping[str, tuple[str, Mapping[str, Any]]]) -> str:
+    """The values that a method's own recipes give a hyper-parameter; long lists are left to the recipes."""
+    values = {str(hyper[key]) for _, hyper in papers.values() if key in hyper}
+    return ", ".join(sorted(value for value in values if len(value) <= SHORT))
 
 
 def show(

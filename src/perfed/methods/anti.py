@@ -5,7 +5,8 @@
 Jang, Choi: Personalized Federated Learning via Sequential Layer Expansion in Representation Learning. 2024.
 
 Differences from the paper: those of Vanilla scheduling. The output of the layers that are still frozen below is
-computed once per client and round, so that early rounds are cheap.
+computed once per client and round, and while these have their first weights it is kept over rounds (`core/prefix.py`),
+so that early rounds are cheap.
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,8 @@ CVPR 2022.
 
 Differences from the paper: none known. Where it is silent: the layer that makes the logits is divided by its input
 channels and its bias is shared; both sub-networks see the whole input and add that bias; the temporal average is of
-weights, not of BatchNorm statistics; beta = 1 leaves it out from the first round, without ramp-up.
+weights, not of BatchNorm statistics; beta = 1 leaves it out from the first round, without ramp-up; there is no
+distillation while any hidden layer has no private channel, or no shared one (LeNet-5 of p = 0.5: rounds 1 to 16 of 50).
 """
 
 from collections.abc import Callable, Hashable, Sequence

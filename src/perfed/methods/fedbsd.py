@@ -52,7 +52,11 @@ class FedBSD(Method):
     def build(self, net: Net) -> Net:
         """Refuse a network whose features cannot be had."""
         if net.body and not net.cut((net.head,)):
-            raise NetError("FedBSD distils what the head receives, and this network cannot be cut before its head.")
+            raise NetError(
+                "FedBSD distils what the head receives, and this network cannot be cut before its head"
+                f" {net.head_path!r}.",
+                "Return the output of the head as it is, and give the head one tensor.",
+            )
         return net
 
     def private(self, part: Part, round: Round) -> Selection:

@@ -8,7 +8,7 @@ MGDA-UB: Sener, Koltun: Multi-Task Learning as Multi-Objective Optimization. Neu
 
 Differences from the paper: MGDA weighs gradients divided by their losses, and its weights sum to the number of
 branches. The paper does not say; bare min-norm weights favour the branches of absent classes, whose gradients are
-small, and leave the representation untrained. Its figure, the mean accuracy of the binary branch tasks, is measured as
+small, so that the representation moves little. Its figure, the mean accuracy of the binary branch tasks, is measured as
 `task`, beside the accuracy that other methods are judged by. A class that no participant of a round has keeps its last
 mean. Only the branches of a client's own classes leave it.
 """
@@ -28,7 +28,7 @@ from perfed.core.plan import Part, Round
 from perfed.core.registry import register
 from perfed.core.server import Peer, Server
 from perfed.core.state import Selection, State, under, within
-from perfed.errors import UpdateError
+from perfed.errors import NetError, UpdateError
 from perfed.nets.branches import Branches, divide, head_names, linear_head
 from perfed.nets.net import Net
 
@@ -67,8 +67,14 @@ class PFedC(Method):
         return divide(net.num_classes, self.branches, self.groups, self.group_logits)
 
     def build(self, net: Net) -> Net:
-        """Branches in the place of the head."""
+        """Branches in the place of the head, whose output must be the network's."""
         head, rows = linear_head(net), self.tasks(net).rows.shape[1]
+        if not net.head_is_output:
+            raise NetError(
+                f"The branches' logits must be what the network returns, and this network does not return what its"
+                f" head {net.head_path!r} gives.",
+                "Return the output of the head as it is, without a softmax or the like behind it.",
+            )
         if head.out_features == rows:
             return net
         return net.with_head(nn.Linear(head.in_features, rows, bias=head.bias is not None))

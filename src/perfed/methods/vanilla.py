@@ -6,7 +6,8 @@ Jang, Choi: Personalized Federated Learning via Sequential Layer Expansion in Re
 
 Differences from the paper: its listing unfreezes at t >= t_k with t from 1, its text says "greater than" and its cost
 table counts 100 rounds for each of the stages 0, 100, 200 of T = 300; that is t > t_k, built here. A list shorter than
-the number of base layers unfreezes them in as many equal groups.
+the number of base layers unfreezes them in as many equal groups. Where none is given, the paper's 300 rounds are shared
+equally among its three stages, or among the base layers where there are fewer: 0, 150 for two.
 """
 
 from collections.abc import Hashable, Sequence
@@ -22,14 +23,18 @@ from perfed.errors import ConfigError, NetError
 from perfed.methods.fedbabu import FedBABU
 from perfed.nets.net import Net
 
+PUBLISHED = (300, 3)
+"""The rounds of the paper's schedule, and the stages that share them equally."""
+
 
 @register("vanilla")
 @dataclass(frozen=True, kw_only=True)
 class Vanilla(FedBABU):
     """The layer nearest to the input learns first."""
 
-    unfreeze: tuple[int, ...] = (0, 100, 200)
-    """after which rounds the next base layer is unfrozen (t_1, ..., t_K), the first being 0; all 0 is FedBABU"""
+    unfreeze: tuple[int, ...] | None = None
+    """after which rounds the next base layer is unfrozen (t_1, ..., t_K), the first being 0; all 0 is FedBABU; none:
+    the paper's 0, 100, 200, or 0, 150 for two base layers"""
 
     title = "Vanilla scheduling"
     cites = (
@@ -40,6 +45,8 @@ class Vanilla(FedBABU):
     sends = "the base layers that are unfrozen"
 
     def __post_init__(self) -> None:
+        if self.unfreeze is None:
+            return
         if not self.unfreeze or self.unfreeze[0] != 0 or any(a > b for a, b in pairwise(self.unfreeze)):
             raise ConfigError(
                 f"unfreeze = {list(self.unfreeze)} is no schedule.",
@@ -50,18 +57,27 @@ class Vanilla(FedBABU):
         """The base layers in the order in which they are unfrozen."""
         return body
 
+    def schedule(self, layers: int) -> tuple[int, ...]:
+        """The given rounds, or those of the paper for a network with so many base layers."""
+        if self.unfreeze is not None:
+            return self.unfreeze
+        rounds, stages = PUBLISHED
+        stages = min(stages, max(layers, 1))
+        return tuple(rounds * k // stages for k in range(stages))
+
     def unfrozen(self, net: Net, round: Round) -> tuple[str, ...]:
         """The base layers that are trained in a round."""
-        layers, due = self.order(net.body), self.unfreeze
+        layers, due = self.order(net.body), self.schedule(len(net.body))
         return tuple(layer for k, layer in enumerate(layers) if round.t > due[k * len(due) // len(layers)])
 
     def build(self, net: Net) -> Net:
         """Refuse a network with fewer base layers than unfreeze rounds."""
-        if len(self.unfreeze) > len(net.body):
+        due = self.schedule(len(net.body))
+        if len(due) > len(net.body):
             raise NetError(
-                f"unfreeze = {list(self.unfreeze)} has {len(self.unfreeze)} rounds, but the network has"
+                f"unfreeze = {list(due)} has {len(due)} rounds, but the network has"
                 f" {len(net.body)} base layers: {', '.join(net.body) or 'none'}.",
-                f"Give at most {len(net.body)} rounds." if net.body else "Take a deeper network.",
+                f"Give at most {len(net.body)} rounds, or none of them." if net.body else "Take a deeper network.",
             )
         return net
 
@@ -74,5 +90,6 @@ class Vanilla(FedBABU):
         return [Phase(self.epochs, trains=self.unfrozen(client.net, client.round))]
 
     def stage(self, round: Round) -> Hashable:
-        """How many rounds of the schedule have passed."""
-        return sum(round.t > t_k for t_k in self.unfreeze)
+        """How many rounds of the schedule have passed; by default, of those for any number of layers."""
+        due = {t_k for layers in range(1, PUBLISHED[1] + 1) for t_k in self.schedule(layers)}
+        return sum(round.t > t_k for t_k in due)

@@ -159,11 +159,24 @@ class _Walk:
             self._refuse(node, f"it works on samples of shape {_per_sample([x.shape])}, not on flat ones")
         if not given and source.name not in self.common:
             self._refuse(node, "the channels of its input are not known")
+        if not given:
+            self._refuse_bare_parameters(node)
         made = None if node in self.classifiers else Channels(int(self.values[node].shape[1]))
         self._own(node, module, made, given[0] if given else None)
         if made:
             self.hidden.add(made)
         return made
+
+    def _refuse_bare_parameters(self, layer: fx.Node) -> None:
+        """Before the first layer there are no channels, so a parameter that is used there by itself is not split."""
+        reached = {layer}
+        for node in reversed(self.nodes):
+            if node not in reached:
+                continue
+            for source in node.all_input_nodes:
+                if source.op == "get_attr" and isinstance(self.values[source], nn.Parameter):
+                    self._refuse(node, f"it uses the parameter {str(source.target)!r} outside a layer")
+            reached.update(node.all_input_nodes)
 
     def _through_flatten(self, node: fx.Node, given: Channels) -> Channels:
         """(n, C, H, W) to (n, C * H * W), however it is written."""

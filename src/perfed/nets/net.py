@@ -91,6 +91,11 @@ class Net:
         """What the head receives."""
         return self._pass.features(x)
 
+    @property
+    def head_is_output(self) -> bool:
+        """Whether the logits are what the head's module gives, untouched; False while the input shape is not known."""
+        return self._pass.head_is_output
+
     def cut(self, trained: Collection[str]) -> int:
         """The largest k, at most the head's index, before which nothing is trained and the module can be cut.
 

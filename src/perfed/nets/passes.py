@@ -31,6 +31,13 @@ class Chain:
         """Whether the pass can be cut before layer k: always."""
         return True
 
+    @property
+    def head_is_output(self) -> bool:
+        """Whether nothing happens behind the head's module."""
+        last = self.stages[-1]
+        behind = last[last.index(self.head_path) + 1 :]
+        return all(isinstance(self.module.get_submodule(name), nn.Identity) for name in behind)
+
     def prefix(self, x: Tensor, k: int) -> Tensor:
         """Layers [0, k)."""
         return self._run(x, (name for stage in self.stages[:k] for name in stage))

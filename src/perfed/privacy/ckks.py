@@ -32,7 +32,7 @@ SCALE = 2.0**44
 SLOTS = DEGREE // 2
 """values in one ciphertext"""
 GRID = 2.0**-24
-"""the step that values are rounded to; the noise in a sum of a thousand ciphertexts stays below a half of it"""
+"""the step that values are rounded to; the noise in a sum of a hundred ciphertexts is below a quarter of it"""
 RANGE = 2.0**14
 """sums stay below this: half of what the modulus leaves above the scale"""
 FRAME = 2 * DEGREE * 8 + 1024
