@@ -235,8 +235,9 @@ def test_every_switch_changes_the_outcome(simulate: Simulate) -> None:
     assert len({simulate("cd2pfed", **off).state_sha256 for off in switches}) == len(switches)
 
 
-def test_no_distillation_while_a_sub_network_is_empty(digits: Federation) -> None:
-    worker = worker_for(digits, nets.build("lenet5", (1, 28, 28), 10), rounds=50)
+def test_no_distillation_while_a_sub_network_is_empty() -> None:
+    larger = federate("digits", clients=6, split="classes:2", seed=0, min_size=28)
+    worker = worker_for(larger, nets.build("lenet5", (1, 28, 28), 10), rounds=50)
     method = worker.method
     for t, distils in ((1, False), (16, False), (17, True), (50, True)):  # six channels: p_t = 1/6 is round 16.7
         client = client_of(worker, t)
