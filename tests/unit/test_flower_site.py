@@ -15,15 +15,18 @@ from typer.testing import CliRunner
 
 from perfed import config as configuration
 from perfed.cli import app
+from perfed.core.plan import Round
+from perfed.core.server import Peer, Server
 from perfed.core.state import State
 from perfed.data import Federation
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
 from perfed.engine.store import fingerprint
-from perfed.engine.worker import Kept, Reply
+from perfed.engine.worker import Kept, Reply, Task
 from perfed.errors import ConfigError, QuorumError, StoreError, UpdateError
 from perfed.flower import deployment, keys
 from perfed.flower.coordinate import Terms, words_of
+from perfed.flower.messages import Job
 from perfed.flower.resident import Resident, ask
 from perfed.flower.rollcall import Present
 from perfed.flower.site import Site
@@ -62,6 +65,46 @@ def test_a_server_that_knows_another_history_is_refused_and_nothing_is_lost(tmp_
                 store.settle("r", other)
         assert store.state("r", 1, one)["head"][0] == 1
         store.settle("another run", Kept())
+
+
+@pytest.mark.parametrize("order", [(2, 3), (3, 2), (3, 2, 3), (3, 3, 2), (2, 3, 2, 2)])
+def test_tasks_out_of_order_and_twice_lose_no_state_that_the_server_may_commit(
+    order: tuple[int, ...], tmp_path: Path
+) -> None:
+    with closing(SiteStore(tmp_path)) as store, closing(SiteStore(tmp_path)) as other:
+        one = store.pend("r", 1, state(1))
+        store.settle("r", Kept(one, 1, one))
+        for number, t in enumerate(order):
+            by = (store, other)[number % 2]  # two processes, each with a task
+            by.settle("r", Kept(one, 1, one))
+            by.pend("r", t, state(t))
+        three = fingerprint(state(3))
+        store.settle("r", Kept(three, 3, three))
+        assert store.state("r", 3, three)["head"][0] == 3
+        with pytest.raises(StoreError, match="committed round 3"):  # a task of round 2 that comes after all
+            other.settle("r", Kept(one, 1, one))
+        assert store.state("r", 3, three)["head"][0] == 3
+
+
+def test_of_two_answers_to_one_task_the_one_that_was_committed_stays(tmp_path: Path) -> None:
+    """What is sealed differs each time, so two answers need not have the same sum."""
+    with closing(SiteStore(tmp_path)) as store:
+        first, second = store.pend("r", 1, state(1)), store.pend("r", 1, state(9))
+        store.settle("r", Kept(first, 1, first))
+        assert store.state("r", 1, first)["head"][0] == 1
+        with pytest.raises(StoreError, match="does not have"):
+            store.state("r", 1, second)
+
+
+def test_states_of_rounds_that_went_on_without_the_site_do_not_pile_up(tmp_path: Path) -> None:
+    with closing(SiteStore(tmp_path)) as store:
+        for t in range(1, 9):
+            store.settle("r", Kept())
+            store.pend("r", t, state(t))
+        last = fingerprint(state(8))
+        store.settle("r", Kept(last, 8, last))
+    with closing(sqlite3.connect(tmp_path / "site.db")) as database:
+        assert database.execute("select t from states").fetchall() == [(8,)]
 
 
 def test_what_was_kept_survives_the_process_and_damage_is_noticed(tmp_path: Path) -> None:
@@ -213,6 +256,40 @@ def test_an_outline_that_cannot_be_is_refused(site: Site) -> None:
     }.items():
         with pytest.raises(UpdateError):
             Present.read(RecordDict({"present": ConfigRecord({**good, key: value})}), "anna")
+
+
+# Tasks
+
+
+WORDS = {"method": {"name": "fedrep", "lr": 0.05}, "net": {"name": "mlp", "hidden": [8]}, "rounds": 3}
+
+
+def job_of(words: dict[str, object], run: str = "r") -> Job:
+    return Job(configuration.resolve(words).toml(), run, ("0", "1", "2"), 2)
+
+
+def task_of(site: Site, job: Job, t: int, since: int = 0, op: str = "train", sha: str = "") -> Task:
+    """What a server with the method's first state asks of the site; `sha` is of the state that it has committed."""
+    worker = site.worker(job.words, 0, job.clients, job.classes)
+    server = Server(worker.method.start(worker.plan.net, 2, worker.plan.initial), worker.plan, 2)
+    received = worker.method.send(server, Peer(0, since, learns=op == "train"), Round(t, worker.rounds))
+    return Task(op, 0, t, since, received, {}, {}, Kept(sha, since, sha))  # type: ignore[arg-type]
+
+
+def test_a_task_that_comes_late_does_not_cost_the_site_its_newer_state(site: Site) -> None:
+    job = job_of(WORDS)
+    one = site.answer(task_of(site, job, 1), job).kept
+    assert one
+    late, newer = (task_of(site, job, t, 1, sha=one) for t in (2, 3))
+    three = site.answer(newer, job).kept
+    assert site.answer(newer, job).kept == three  # asked twice
+    assert site.answer(late, job).kept
+    assert three
+    found = site.answer(task_of(site, job, 3, 3, "evaluate", three), job)
+    assert found.error is None
+    assert "before/test/confusion" in found.state
+    with pytest.raises(StoreError, match="committed round 3"):
+        site.answer(late, job)
 
 
 def test_the_resident_answers_and_is_done_without_when_it_is_gone(site: Site) -> None:

@@ -1,7 +1,8 @@
 """What a site keeps for itself: its private state of every run, and the last model it was given to predict with.
 
 A state is pending from when it was made until the server says that the round which made it was committed. The last
-committed one stays until then, so that a round that is repeated begins where the first attempt began.
+committed one stays until then, so that a round that is repeated begins where the first attempt began. Several states
+can be pending: tasks come late, twice and out of order, and the server alone knows which answer it took.
 """
 
 from __future__ import annotations
@@ -54,24 +55,26 @@ class SiteStore:
             self._db.executescript(SCHEMA)
 
     def settle(self, run: str, kept: Kept) -> None:
-        """Take note of the last round of this site that the server has committed."""
+        """Take note of the last round of this site that the server has committed; what came before it is forgotten."""
         with self._transaction():
-            held = dict(self._rows(run))
-            known = held.get(COMMITTED)
-            if known == (kept.round, kept.committed) or (known is None and not kept.round):
-                return
-            if held.get(PENDING) != (kept.round, kept.committed):
-                have = f"committed round {known[0]}" if known else "committed no round"
-                raise StoreError(
-                    f"The server has committed round {kept.round} of this site, which {have} of run {run}.",
-                    "Restore the site's directory from a copy, or begin a new run.",
-                )
-            self._db.execute("delete from states where run = ? and slot = ?", (run, COMMITTED))
-            self._db.execute("update states set slot = ? where run = ? and slot = ?", (COMMITTED, run, PENDING))
+            held = self._rows(run)
+            known, told = held.get(COMMITTED), (kept.round, kept.committed)
+            if known != told and (known or kept.round):
+                slot = next((slot for slot, which in held.items() if slot != COMMITTED and which == told), None)
+                if slot is None or (known and known[0] > kept.round):
+                    have = f"committed round {known[0]}" if known else "committed no round"
+                    raise StoreError(
+                        f"The server has committed round {kept.round} of this site, which {have} of run {run}.",
+                        "Restore the site's directory from a copy, or begin a new run.",
+                    )
+                self._db.execute("delete from states where run = ? and slot = ?", (run, COMMITTED))
+                self._db.execute("update states set slot = ? where run = ? and slot = ?", (COMMITTED, run, slot))
+            old = (run, COMMITTED, kept.round)
+            self._db.execute("delete from states where run = ? and slot <> ? and t <= ?", old)
 
-    def _rows(self, run: str) -> list[tuple[str, tuple[int, str]]]:
+    def _rows(self, run: str) -> dict[str, tuple[int, str]]:
         rows = self._db.execute("select slot, t, sha from states where run = ?", (run,)).fetchall()
-        return [(slot, (t, sha)) for slot, t, sha in rows]
+        return {slot: (t, sha) for slot, t, sha in rows}
 
     def state(self, run: str, since: int, sha: str) -> State:
         """The private state after this site's round `since`, pending or committed; nothing before the first."""
@@ -91,10 +94,15 @@ class SiteStore:
         return found
 
     def pend(self, run: str, t: int, state: State) -> str:
-        """Keep a state until it is known whether its round counts; returns its sum."""
+        """Keep a state until it is known whether its round counts; returns its sum.
+
+        Pending states of earlier rounds go: the server has ended those rounds before it asked for this one, and what
+        it took of them it said with this task. Those of later rounds stay, as this task may have come late.
+        """
         sha = fingerprint(state)
         with self._transaction():
-            row = (run, PENDING, t, sha, to_bytes(state))
+            self._db.execute("delete from states where run = ? and slot <> ? and t < ?", (run, COMMITTED, t))
+            row = (run, f"{PENDING}/{t}/{sha}", t, sha, to_bytes(state))
             self._db.execute("insert or replace into states values (?, ?, ?, ?, ?)", row)
         return sha
 
@@ -126,7 +134,7 @@ class SiteStore:
                 raise StoreError(f"This site has no model of run {run!r}.", f"It has: {', '.join(self.models())}.")
             client, t, since, words, classes, clients, blob = row
             model = Model(run, client, t, since, words, tuple(classes.split("\x1f")), clients, from_bytes(blob)[0])
-            known = {at: sha for _, (at, sha) in self._rows(run)}
+            known = dict(self._rows(run).values())
         return model, self.state(run, since, known.get(since, ""))
 
     def close(self) -> None:
