@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import stat
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,23 +17,29 @@ from typer.testing import CliRunner
 
 from perfed import config as configuration
 from perfed.cli import app
+from perfed.core.method import Method, probabilities
 from perfed.core.plan import Round
 from perfed.core.server import Peer, Server
 from perfed.core.state import State
 from perfed.data import Federation
+from perfed.engine.executors import one_thread
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
 from perfed.engine.store import fingerprint
 from perfed.engine.worker import Kept, Reply, Task
 from perfed.errors import ConfigError, QuorumError, StoreError, UpdateError
 from perfed.flower import deployment, keys
+from perfed.flower import site as sites
 from perfed.flower.coordinate import Terms, words_of
 from perfed.flower.messages import Job
+from perfed.flower.personal import Model
 from perfed.flower.resident import Resident, ask
 from perfed.flower.rollcall import Present
 from perfed.flower.site import Site
-from perfed.flower.sitestore import Model, SiteStore
+from perfed.flower.sitestore import SiteStore
+from perfed.privacy import ckks
 from tests.conftest import small_net
+from tests.contract.rows import ROWS
 from tests.e2e.cluster import pictures
 
 
@@ -110,16 +118,21 @@ def test_states_of_rounds_that_went_on_without_the_site_do_not_pile_up(tmp_path:
 def test_what_was_kept_survives_the_process_and_damage_is_noticed(tmp_path: Path) -> None:
     with closing(SiteStore(tmp_path)) as store:
         one = store.pend("r", 1, state(1))
-        store.keep(Model("r", 0, 1, 1, "rounds = 1", ("a", "b"), 3, state(5)))
+        store.keep(Model("r", 0, 1, "rounds = 1", ("a", "b"), 3, (1, 8, 8), state(5)))
     with closing(SiteStore(tmp_path)) as store:
-        model, private = store.model("r")
-        assert (model.classes, model.received["head"][0], private["head"][0]) == (("a", "b"), 5, 1)
+        model = store.model("r")
+        assert (model.classes, model.shape, model.state["head"][0]) == (("a", "b"), (1, 8, 8), 5)
+        assert store.state("r", 1, one)["head"][0] == 1
     with closing(sqlite3.connect(tmp_path / "site.db")) as database, database:
         blob = bytearray(database.execute("select blob from states").fetchone()[0])
         blob[-1] ^= 1
         database.execute("update states set blob = ?", (bytes(blob),))
-    with closing(SiteStore(tmp_path)) as store, pytest.raises(StoreError, match="damaged"):
-        store.state("r", 1, one)
+        database.execute("update personal set blob = ?", (bytes(blob),))
+    with closing(SiteStore(tmp_path)) as store:
+        with pytest.raises(StoreError, match="damaged"):
+            store.state("r", 1, one)
+        with pytest.raises(StoreError, match="damaged"):
+            store.model("r")
 
 
 class Keeping:
@@ -290,6 +303,62 @@ def test_a_task_that_comes_late_does_not_cost_the_site_its_newer_state(site: Sit
     assert "before/test/confusion" in found.state
     with pytest.raises(StoreError, match="committed round 3"):
         site.answer(late, job)
+
+
+def pictured(number: int = 5) -> torch.Tensor:
+    return torch.randint(0, 256, (number, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_last_model_that_is_not_finite_does_not_take_the_place_of_a_good_one(site: Site) -> None:
+    job = job_of({**WORDS, "method": "fedavg"})
+    good = task_of(site, job, 3, op="evaluate")
+    assert site.answer(good, job, last=True).error is None
+    before, _ = site.predict(pictured())
+    bad = replace(good, received={name: torch.full_like(value, torch.nan) for name, value in good.received.items()})
+    with pytest.raises(UpdateError, match="not finite"):
+        site.answer(bad, job, last=True)
+    assert torch.equal(site.predict(pictured())[0], before)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_site_predicts_as_it_was_scored_when_its_data_is_gone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The finished model is what predicts: nothing is read from the data's folder, and nothing is trained again."""
+    row = ROWS[name]
+    if name == "privacypfedc":
+        pytest.importorskip("tenseal")
+    side = 8 if row.net == "mlp" else 28
+    pictures(tmp_path / "data", each=40)
+    folder = tmp_path / "data" / "anna"
+    deployment.init_site(tmp_path / "anna", "anna", str(folder), "host:8100")
+    with (tmp_path / "anna" / "site.toml").open("a") as file:
+        file.write(f"size = {side}\n")
+    site = Site.load(tmp_path / "anna")
+    if name == "privacypfedc":
+        ckks.Keyring.make(site.directory / "clients.ckks")
+    net = {"mlp": {"name": "mlp", "hidden": [12, 8]}, "batchnorm": {"name": "digitsnet"}}.get(row.net, {"name": row.net})
+    job = job_of({"method": {"name": name, "lr": 0.05, **row.hyper}, "net": net, "rounds": 2})
+    kept = site.answer(task_of(site, job, 1), job).kept
+    assert kept
+    task = task_of(site, job, 2, 1, "evaluate", kept)
+    assert site.answer(task, job, last=True).error is None
+    with closing(SiteStore(site.directory)) as store:
+        private = store.state("r", 1, kept)
+    worker = site.worker(job.words, 0, job.clients, job.classes)
+    x = torch.nn.functional.interpolate(pictured().float() / 127.5 - 1, side)
+    with one_thread():
+        client = worker.client(replace(task, private=private))
+        worker.personal(client)
+        worker.prepare(client, seen=True)
+        client.net.module.eval()
+        expected = probabilities(worker.method, client, x)
+    shutil.rmtree(folder)
+    sites._worker.cache_clear()
+    monkeypatch.setattr(Method, "fit", None)
+    found, classes = site.predict(x)
+    assert classes == ("0", "1", "2")
+    assert torch.equal(found, expected)
 
 
 def test_the_resident_answers_and_is_done_without_when_it_is_gone(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""What a site keeps for itself: its private state of every run, and the last model it was given to predict with.
+"""What a site keeps for itself: its private state of every run, and the finished model to predict with.
 
 A state is pending from when it was made until the server says that the round which made it was committed. The last
 committed one stays until then, so that a round that is repeated begins where the first attempt began. Several states
@@ -10,37 +10,23 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import fields
+from hashlib import sha256
 from pathlib import Path
 
 from perfed.core.state import State, from_bytes, to_bytes
 from perfed.engine.store import fingerprint, guard
 from perfed.engine.worker import Kept
 from perfed.errors import StoreError
+from perfed.flower.personal import Model
 
 FILE = "site.db"
 SCHEMA = """
 create table if not exists states (run text, slot text, t integer, sha text, blob blob, primary key (run, slot));
-create table if not exists models (
-    run text primary key, at integer, client integer, t integer, since integer, words text, classes text,
-    clients integer, adapt integer, blob blob
-);
+create table if not exists personal (run text primary key, at integer, sha text, blob blob);
 """
 COMMITTED, PENDING = "committed", "pending"
-
-
-@dataclass(frozen=True)
-class Model:
-    """What a site needs, with its private state and its data, to make its personal model."""
-
-    run: str
-    client: int
-    t: int
-    since: int
-    words: str
-    classes: tuple[str, ...]
-    clients: int
-    received: State
+CURE = "Restore the site's directory from a copy, or begin a new run."
 
 
 class SiteStore:
@@ -65,7 +51,7 @@ class SiteStore:
                     have = f"committed round {known[0]}" if known else "committed no round"
                     raise StoreError(
                         f"The server has committed round {kept.round} of this site, which {have} of run {run}.",
-                        "Restore the site's directory from a copy, or begin a new run.",
+                        CURE,
                     )
                 self._db.execute("delete from states where run = ? and slot = ?", (run, COMMITTED))
                 self._db.execute("update states set slot = ? where run = ? and slot = ?", (COMMITTED, run, slot))
@@ -89,7 +75,7 @@ class SiteStore:
             what = "does not have" if found is None else "has a damaged copy of"
             raise StoreError(
                 f"This site {what} its private state of round {since} of run {run}.",
-                "Restore the site's directory from a copy, or begin a new run.",
+                CURE,
             )
         return found
 
@@ -107,35 +93,30 @@ class SiteStore:
         return sha
 
     def keep(self, model: Model) -> None:
-        """Keep the last model of a run."""
+        """Keep the finished model of a run."""
+        facts = {field.name: getattr(model, field.name) for field in fields(model) if field.name != "state"}
+        blob = to_bytes(model.state, facts)
         with self._transaction():
-            row = (
-                *(model.run, model.client, model.t, model.since, model.words),
-                *("\x1f".join(model.classes), model.clients, to_bytes(model.received)),
-            )
             self._db.execute(
-                "insert or replace into models (run, at, client, t, since, words, classes, clients, blob)"
-                " values (?, unixepoch(), ?, ?, ?, ?, ?, ?, ?)",
-                row,
+                "insert or replace into personal values (?, unixepoch(), ?, ?)",
+                (model.run, sha256(blob).hexdigest(), blob),
             )
 
     def models(self) -> list[str]:
         """The runs that left a model, the newest last."""
         with self._guard():
-            return [row[0] for row in self._db.execute("select run from models order by at, rowid")]
+            return [row[0] for row in self._db.execute("select run from personal order by at, rowid")]
 
-    def model(self, run: str) -> tuple[Model, State]:
-        """The last model of a run, and the private state that belongs to it."""
+    def model(self, run: str) -> Model:
+        """The finished model of a run."""
         with self._guard():
-            row = self._db.execute(
-                "select client, t, since, words, classes, clients, blob from models where run = ?", (run,)
-            ).fetchone()
+            row = self._db.execute("select sha, blob from personal where run = ?", (run,)).fetchone()
             if row is None:
                 raise StoreError(f"This site has no model of run {run!r}.", f"It has: {', '.join(self.models())}.")
-            client, t, since, words, classes, clients, blob = row
-            model = Model(run, client, t, since, words, tuple(classes.split("\x1f")), clients, from_bytes(blob)[0])
-            known = dict(self._rows(run).values())
-        return model, self.state(run, since, known.get(since, ""))
+            if sha256(row[1]).hexdigest() != row[0]:
+                raise StoreError(f"This site has a damaged copy of its model of run {run!r}.", CURE)
+            state, facts = from_bytes(row[1])
+            return Model(**facts | {key: tuple(facts[key]) for key in ("classes", "shape")}, state=state)
 
     def close(self) -> None:
         """Close the file."""
