@@ -30,8 +30,9 @@ from perfed.engine.worker import Kept, Reply, Task
 from perfed.errors import ConfigError, QuorumError, StoreError, UpdateError
 from perfed.flower import deployment, keys
 from perfed.flower import site as sites
+from perfed.flower.answering import answer
 from perfed.flower.coordinate import Terms, words_of
-from perfed.flower.messages import Job
+from perfed.flower.messages import PROTOCOL, Job, read_reply, write_task
 from perfed.flower.personal import Model
 from perfed.flower.resident import Resident, ask
 from perfed.flower.rollcall import Present
@@ -303,6 +304,62 @@ def test_a_task_that_comes_late_does_not_cost_the_site_its_newer_state(site: Sit
     assert "before/test/confusion" in found.state
     with pytest.raises(StoreError, match="committed round 3"):
         site.answer(late, job)
+
+
+@pytest.mark.parametrize("op", ["new", "external"])
+def test_a_site_tells_nothing_of_single_images(op: str, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    job = job_of({**WORDS, "method": "fedavg"})
+    task = task_of(site, job, 1, op=op)
+    with pytest.raises(ConfigError, match="asked of a site"):
+        site.answer(task, job)
+    told = answer("evaluate", write_task(task, job), str(site.directory), None)
+    assert "asked of a site" in str(told["reply"]["error"])  # type: ignore[index, call-overload]
+    assert not told["state"]
+
+
+def test_no_file_name_leaves_a_site_and_its_log_has_all(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of({**WORDS, "method": "fedavg"})
+    message = write_task(task_of(site, job, 1), job)
+    message["task"]["client"] = 1  # type: ignore[index, call-overload]
+    question = RecordDict({"call": ConfigRecord({"protocol": PROTOCOL, "words": job.words})})
+    (tmp_path / "data" / "anna" / "0" / "jane doe, 1970.png").write_bytes(b"no image")
+
+    asked_of = Task("train", 1, 1, 0, {}, {}, {}, Kept())
+
+    def told() -> list[str]:
+        sites._worker.cache_clear()
+        asked = answer("query", question, str(site.directory), None)["present"]["reason"]  # type: ignore[index, call-overload]
+        reply = read_reply(answer("train", message, str(site.directory), None), asked_of, 3)
+        return [str(asked), str(reply.error)]
+
+    for spoil in (
+        lambda: None,  # an image that is none
+        lambda: shutil.rmtree(tmp_path / "data"),
+        lambda: (site.directory / "site.toml").write_text("nonsense = 1"),
+        lambda: monkeypatch.setattr(Site, "load", fail),
+    ):
+        spoil()
+        for text in told():
+            assert "log" in text
+            for secret in ("jane", "doe", "anna", str(tmp_path), ".toml", "/"):
+                assert secret not in text
+        assert str(tmp_path) in capsys.readouterr().err
+
+
+def fail(directory: Path) -> Site:
+    raise OSError(13, "Permission denied", str(directory / "site.toml"))
+
+
+def test_what_a_method_says_of_a_sites_files_does_not_leave_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of({**WORDS, "method": "fedavg"})
+    message = write_task(task_of(site, job, 1), job)
+    for text, sent in (("The key in /home/anna/k cannot open this.", False), ("train/test is 3/4.", True)):
+        monkeypatch.setattr(Method, "train", lambda *_, text=text: (_ for _ in ()).throw(StoreError(text)))
+        reply = answer("train", message, str(site.directory), None)["reply"]
+        assert (text in str(reply["error"])) == sent  # type: ignore[index, call-overload]
+        assert str(reply["error"]).startswith("[E400]")  # type: ignore[index, call-overload]
 
 
 def pictured(number: int = 5) -> torch.Tensor:

@@ -97,6 +97,10 @@ class Site:
 
     def answer(self, task: Task, job: Job, *, last: bool = False) -> Reply:
         """Do a task with the private state that lies here; what becomes of the state stays here."""
+        if task.op not in ("train", "evaluate"):
+            raise ConfigError(
+                f"{task.op!r} is asked of a site.", "It trains and scores; of single images it tells nothing."
+            )
         if task.kept is None:
             raise ConfigError("A private state was sent to a site.", "A site keeps its own.")
         with closing(SiteStore(self.directory)) as store:
