@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import sqlite3
 import stat
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from perfed.engine.store import fingerprint
 from perfed.engine.worker import Kept, Reply, Task
 from perfed.errors import ConfigError, QuorumError, StoreError, UpdateError
 from perfed.flower import deployment, keys
+from perfed.flower import resident as residents
 from perfed.flower import site as sites
 from perfed.flower.answering import answer
 from perfed.flower.coordinate import Terms, words_of
@@ -236,6 +239,92 @@ def test_the_server_certificate_is_of_the_authority_and_names_the_host(tmp_path:
     assert variables["FLWR_TELEMETRY_ENABLED"] == "0"
 
 
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_a_site_keeps_is_its_owners_alone(site: Site) -> None:
+    before = os.umask(0)
+    try:
+        with closing(SiteStore(site.directory)) as store:
+            store.pend("r", 1, state(1))
+            assert {path.name: mode(path) for path in site.directory.glob("site.db*")} == {
+                "site.db": 0o600,
+                "site.db-shm": 0o600,
+                "site.db-wal": 0o600,
+            }
+        (site.directory / "site.db").chmod(0o644)  # as it was made before
+        SiteStore(site.directory).close()
+        assert mode(site.directory / "site.db") == 0o600
+    finally:
+        os.umask(before)
+    assert mode(site.directory) == 0o700
+
+
+def test_what_the_coordinator_keeps_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower makes its database itself, in a process that gives nothing away."""
+    before = os.umask(0)
+    try:
+        deployment.init_coordinator(tmp_path / "c", "hub.example", 8100)
+        assert (mode(tmp_path / "c"), mode(tmp_path / "c" / "flower")) == (0o700, 0o700)
+        (tmp_path / "c" / "superlink.db").touch()
+        (tmp_path / "c").chmod(0o755)
+        started: list[tuple[list[str], int]] = []
+
+        def execve(_: str, command: list[str], __: object) -> None:
+            os.umask(mask := os.umask(0))
+            started.append((command, mask))
+
+        monkeypatch.setattr(os, "execve", execve)
+        done = CliRunner().invoke(app, ["coordinator", "start", str(tmp_path / "c")])
+        assert done.exit_code == 0, done.output
+        assert (mode(tmp_path / "c"), mode(tmp_path / "c" / "superlink.db")) == (0o700, 0o600)
+        assert started[0][1] == 0o077
+        assert "all addresses of this machine, port 8100" in done.output
+        assert "whoever reaches it can submit runs" in done.output
+    finally:
+        os.umask(before)
+
+
+def test_a_site_is_started_in_a_process_that_gives_nothing_away(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site.directory / "ca.crt").touch()
+    masks: list[int] = []
+
+    def started(*_: object, **__: object) -> None:
+        os.umask(mask := os.umask(0))
+        masks.append(mask)
+        raise InterruptedError
+
+    before = os.umask(0o022)
+    try:
+        monkeypatch.setattr(deployment.subprocess, "Popen", started)
+        monkeypatch.setattr(deployment.signal, "signal", lambda *_: None)
+        with pytest.raises(InterruptedError):
+            deployment.serve_site(site.directory)
+        assert masks == [0o077]
+    finally:
+        os.umask(before)
+
+
+def test_one_request_that_is_refused_does_not_keep_the_others_out(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment.init_coordinator(tmp_path / "c", "hub.example", 8100)
+    deployment.init_site(tmp_path / "berta", "berta", "digits", "host:8100")
+    registered: list[str] = []
+    monkeypatch.setattr(deployment.Coordinator, "reached", lambda *_: None)
+    monkeypatch.setattr(deployment.Coordinator, "_flwr", lambda _, *words: registered.append(words[-1]))
+    good = [str(site.directory / "anna.csr"), str(tmp_path / "berta" / "berta.csr")]
+    done = CliRunner().invoke(
+        app, ["coordinator", "add", str(tmp_path / "c"), str(site.directory / "site.toml"), *good]
+    )
+    assert registered == ["anna", "berta"]
+    assert "admitted: anna" in done.output
+    assert "admitted: berta" in done.output
+    assert done.exit_code == 2
+    assert "1 of 3" in " ".join(done.output.split())
+
+
 def test_a_site_without_the_coordinators_certificate_does_not_start(site: Site) -> None:
     with pytest.raises(ConfigError, match=r"ca\.crt is missing"):
         deployment.site_command(site.directory)
@@ -394,7 +483,9 @@ def test_a_site_predicts_as_it_was_scored_when_its_data_is_gone(
     site = Site.load(tmp_path / "anna")
     if name == "privacypfedc":
         ckks.Keyring.make(site.directory / "clients.ckks")
-    net = {"mlp": {"name": "mlp", "hidden": [12, 8]}, "batchnorm": {"name": "digitsnet"}}.get(row.net, {"name": row.net})
+    net = {"mlp": {"name": "mlp", "hidden": [12, 8]}, "batchnorm": {"name": "digitsnet"}}.get(
+        row.net, {"name": row.net}
+    )
     job = job_of({"method": {"name": name, "lr": 0.05, **row.hyper}, "net": net, "rounds": 2})
     kept = site.answer(task_of(site, job, 1), job).kept
     assert kept
@@ -430,6 +521,37 @@ def test_the_resident_answers_and_is_done_without_when_it_is_gone(site: Site) ->
     finally:
         resident.close()
     assert ask(str(site.directory), "query", question) is None
+
+
+def test_a_bad_question_costs_the_resident_its_own_answer_only(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(residents, "PATIENCE", 0.3)
+    question = RecordDict({"call": ConfigRecord({"protocol": PROTOCOL, "words": 'net = "mlp"'})})
+    resident = Resident(site.directory)
+    try:
+        with residents._beside(str(site.directory)) as path, socket.socket(socket.AF_UNIX) as silent:
+            for kind, content in ((b"\xff\xfe", b""), (b"query", b"\xff\xff\xff no message")):
+                with socket.socket(socket.AF_UNIX) as link, suppress(ConnectionError):
+                    link.settimeout(20)
+                    link.connect(path)
+                    residents._put(link, kind)
+                    residents._put(link, content)
+                    assert link.recv(1) == b""  # no answer
+            silent.connect(path)  # and says nothing
+            answered = ask(str(site.directory), "query", question, 20)
+        assert answered is not None
+        assert Present.read(answered, "anna").name == "anna"
+    finally:
+        resident.close()
+    assert "UnicodeDecodeError" in capsys.readouterr().err
+
+
+def test_who_asks_a_resident_that_hangs_does_not_wait_for_ever(site: Site) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, residents._beside(str(site.directory)) as path:
+        listener.bind(path)
+        listener.listen()
+        assert ask(str(site.directory), "query", RecordDict(), 0.2) is None
 
 
 def test_words_come_back_from_flowers_flat_configuration() -> None:

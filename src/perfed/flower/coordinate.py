@@ -271,7 +271,9 @@ def _outline(sites: list[Present]) -> Federation:
     classes = tuple(sorted({name for facts in sites for name in facts.classes}))
     if (total := sum(facts.train for facts in sites)) > MOST_IMAGES:
         told = ", ".join(f"{facts.name} {facts.train}" for facts in sites)
-        raise ConfigError(f"The sites say that they have {total} images: {told}.", f"At most {MOST_IMAGES} are accepted.")
+        raise ConfigError(
+            f"The sites say that they have {total} images: {told}.", f"At most {MOST_IMAGES} are accepted."
+        )
     sums = json.dumps([[facts.name, facts.sha] for facts in sites])
     made = blank(sites[0].shape, len(classes), [facts.train for facts in sites])
     made.classes, made.client_names = classes, tuple(facts.name for facts in sites)

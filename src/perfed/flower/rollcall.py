@@ -58,7 +58,9 @@ class Present:
         if kind == "simulated":
             found = cls(partition=plain.whole("partition"))
         elif kind != "site":
-            raise UpdateError(f"{sender} says that it is {kind[:40]!r}, which is neither a site nor a simulated client.")
+            raise UpdateError(
+                f"{sender} says that it is {kind[:40]!r}, which is neither a site nor a simulated client."
+            )
         else:
             found = cls(
                 None,

@@ -7,9 +7,10 @@ can be pending: tasks come late, twice and out of order, and the server alone kn
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
@@ -34,6 +35,7 @@ class SiteStore:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE
+        _for_the_owner(self.path)
         with self._guard():
             self._db = sqlite3.connect(self.path, isolation_level=None, timeout=60)
             self._db.execute("pragma journal_mode = wal")
@@ -136,3 +138,15 @@ class SiteStore:
 
     def _guard(self) -> AbstractContextManager[None]:
         return guard(str(self.path), "Restore it from a copy.")
+
+
+def _for_the_owner(path: Path) -> None:
+    """Make a database its owner's alone, before anything is written to it; what SQLite puts beside it is made alike."""
+    try:
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+            with suppress(FileNotFoundError):
+                file.chmod(0o600)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be used: {error}.", "Give the directory to who runs the site.") from None
