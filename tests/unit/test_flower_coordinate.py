@@ -153,10 +153,11 @@ def test_a_server_that_is_killed_after_the_result_still_serves_everybody(
         write(result)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    grid.down_at_the_end = {"anna"}
+    with monkeypatch.context() as patch:
         patch.setattr(Result, "write", killed)
-        grid.down_at_the_end = {"anna"}
-        run(grid, deadline=3.0)
+        with pytest.raises(KeyboardInterrupt):
+            run(grid, deadline=3.0)
     assert rundir.is_finished(grid.place / "run")
     grid.down_at_the_end = set()
     assert run(grid).faults == []
