@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from perfed.flower.deployment import init_coordinator
+from perfed.flower.deployment import init_coordinator, site_command
 from perfed.flower.site import Site
-from tests.e2e.cluster import SITES, Cluster, cluster, in_process, words
+from tests.e2e.cluster import SITES, Cluster, cluster, end, in_process, words
 from tests.e2e.kills import KINDS, TERMS, Kind, kill
 
 FULL = os.environ.get("PERFED_FLOWER") == "all"
@@ -60,7 +61,7 @@ def test_whoever_is_killed_the_run_ends_with_the_same_bits(deployed: Cluster, ki
 
 
 def test_strangers_are_refused(deployed: Cluster, tmp_path: Path) -> None:
-    """No TLS, another authority, a key that nobody registered: neither gets a connection or is activated."""
+    """No TLS, another authority, no key, a key that nobody registered: none gets a connection or is activated."""
     init_coordinator(tmp_path / "other", "127.0.0.1", deployed.port, "127.0.0.1")
     plain = deployed.init_site("no-certificate", "no-certificate")
     (plain / "site.toml").write_text("insecure = true\n" + (plain / "site.toml").read_text())
@@ -69,18 +70,34 @@ def test_strangers_are_refused(deployed: Cluster, tmp_path: Path) -> None:
     deployed.until(lambda: deployed._log("link").count(b"Activated node") >= len(SITES), 300, "the sites themselves")
     before = len(deployed._log("link"))
     strangers = ["no-certificate", "wrong-authority", "unregistered"]
+    keyless = start_without_key(deployed, "no-key")
     try:
+        deployed.until(lambda: refused(deployed._log("link")[before:]), 300, "the refusal of a node without a key")
+        end(keyless)
+        assert b"Activated node" not in deployed._log("link")[before:]
+        between = len(deployed._log("link"))
         for name in strangers:
             deployed.start_site(name)
         deployed.until(lambda: deployed._log("no-certificate").count(b"attempt failed") > 1, 300, "no certificate")
         deployed.until(lambda: b"CERTIFICATE_VERIFY_FAILED" in deployed._log("wrong-authority"), 300, "wrong authority")
-        deployed.until(lambda: refused(deployed._log("link")[before:]), 300, "the refusal of an unregistered key")
+        deployed.until(lambda: refused(deployed._log("link")[between:]), 300, "the refusal of an unregistered key")
     finally:
+        end(keyless)
         for name in strangers:
-            deployed.kill(name)
+            if name in deployed.processes:
+                deployed.kill(name)
     told = deployed._log("link")[before:]
     assert b"Activated node" not in told
     assert b'activate-node HTTP/1.1" 200' not in told
+
+
+def start_without_key(deployed: Cluster, name: str) -> subprocess.Popen[bytes]:
+    """A node that trusts the right authority and shows no key at all."""
+    deployed.init_site(name, name)
+    command, environment = site_command(deployed.place / name)
+    at = command.index("--auth-supernode-private-key")
+    with (deployed.place / f"{name}.log").open("ab") as log:
+        return subprocess.Popen([*command[:at], *command[at + 2 :]], stdout=log, stderr=log, env=environment)
 
 
 def refused(told: bytes) -> bool:

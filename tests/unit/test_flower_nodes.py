@@ -167,12 +167,40 @@ def heavy(content: RecordDict) -> None:
         numbers["weight"] = 1e308
 
 
-@pytest.mark.parametrize("fault", ["dead", "late", "nan", "renamed", "heavy", "raises", "another node", "empty"])
+def test_an_answer_that_comes_a_round_late_costs_its_own_update_and_is_named(prepared: Prepared, tmp_path: Any) -> None:
+    """What round 1 was asked for arrives in round 2, before the answer to round 2: it takes nobody's place."""
+    late: list[Message] = []
+    posted: list[str] = []
+
+    def answers(client: int, t: int, message: Message) -> list[Message]:
+        found = [honest(message)]
+        if client == 3 and message.metadata.message_type == "train":
+            if t == 1:
+                late.extend(found)
+                return []
+            posted.extend(one.metadata.reply_to_message_id for one in late)
+            return [*late, *found]
+        return found
+
+    outcome, grid = run(prepared, answers, tmp_path, deadline=3.0)
+    assert len(posted) == 1
+    assert [one.metadata.reply_to_message_id for one in grid.posted] == posted  # it lies there, and nobody takes it
+    assert [(f["t"], f["client"]) for f in outcome.faults if "No answer" in f["reason"]] == [(1, 3)]
+    assert len(outcome.faults) == 1
+    without = prepared.simulation(
+        tmp_path / "without",
+        tamper=lambda reply, t: reply if (reply.client, t) != (3, 1) else type(reply)(3, {}, {}, {"error": "left out"}),
+    ).run()
+    assert without is not None
+    assert outcome.state_sha256 == without.state_sha256
+
+
+@pytest.mark.parametrize("fault", ["dead", "nan", "renamed", "heavy", "raises", "another node", "empty"])
 def test_a_bad_node_costs_its_own_update_and_is_named(prepared: Prepared, fault: str, tmp_path: Any) -> None:
     def answers(client: int, t: int, message: Message) -> list[Message]:
         if client != 3 or message.metadata.message_type != "train":
             return [honest(message)]
-        if fault in ("dead", "late"):
+        if fault == "dead":
             return []
         if fault == "raises":
             return [Message(Error(code=2, reason="ValueError: no"), reply_to=message)]
@@ -183,7 +211,7 @@ def test_a_bad_node_costs_its_own_update_and_is_named(prepared: Prepared, fault:
             {"nan": spoil, "renamed": renamed, "heavy": heavy}[fault](reply.content)
         return [reply]
 
-    outcome, _ = run(prepared, answers, tmp_path, deadline=3.0 if fault in ("dead", "late") else 60.0)
+    outcome, _ = run(prepared, answers, tmp_path, deadline=3.0 if fault == "dead" else 60.0)
     assert {(f["t"], f["client"]) for f in outcome.faults} == {(1, 3), (2, 3)}
     assert all(np.isfinite(v) for v in outcome.metrics.values())
     without = prepared.simulation(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
 import sqlite3
 import stat
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,20 +19,31 @@ from typer.testing import CliRunner
 
 from perfed import config as configuration
 from perfed.cli import app
+from perfed.core.method import Method, probabilities
+from perfed.core.plan import Round
+from perfed.core.server import Peer, Server
 from perfed.core.state import State
 from perfed.data import Federation
+from perfed.engine.executors import one_thread
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
 from perfed.engine.store import fingerprint
-from perfed.engine.worker import Kept, Reply
+from perfed.engine.worker import Kept, Reply, Task
 from perfed.errors import ConfigError, QuorumError, StoreError, UpdateError
 from perfed.flower import deployment, keys
+from perfed.flower import resident as residents
+from perfed.flower import site as sites
+from perfed.flower.answering import answer
 from perfed.flower.coordinate import Terms, words_of
+from perfed.flower.messages import PROTOCOL, Job, read_reply, write_task
+from perfed.flower.personal import Model
 from perfed.flower.resident import Resident, ask
 from perfed.flower.rollcall import Present
 from perfed.flower.site import Site
-from perfed.flower.sitestore import Model, SiteStore
+from perfed.flower.sitestore import SiteStore
+from perfed.privacy import ckks
 from tests.conftest import small_net
+from tests.contract.rows import ROWS
 from tests.e2e.cluster import pictures
 
 
@@ -64,19 +79,64 @@ def test_a_server_that_knows_another_history_is_refused_and_nothing_is_lost(tmp_
         store.settle("another run", Kept())
 
 
+@pytest.mark.parametrize("order", [(2, 3), (3, 2), (3, 2, 3), (3, 3, 2), (2, 3, 2, 2)])
+def test_tasks_out_of_order_and_twice_lose_no_state_that_the_server_may_commit(
+    order: tuple[int, ...], tmp_path: Path
+) -> None:
+    with closing(SiteStore(tmp_path)) as store, closing(SiteStore(tmp_path)) as other:
+        one = store.pend("r", 1, state(1))
+        store.settle("r", Kept(one, 1, one))
+        for number, t in enumerate(order):
+            by = (store, other)[number % 2]  # two processes, each with a task
+            by.settle("r", Kept(one, 1, one))
+            by.pend("r", t, state(t))
+        three = fingerprint(state(3))
+        store.settle("r", Kept(three, 3, three))
+        assert store.state("r", 3, three)["head"][0] == 3
+        with pytest.raises(StoreError, match="committed round 3"):  # a task of round 2 that comes after all
+            other.settle("r", Kept(one, 1, one))
+        assert store.state("r", 3, three)["head"][0] == 3
+
+
+def test_of_two_answers_to_one_task_the_one_that_was_committed_stays(tmp_path: Path) -> None:
+    """What is sealed differs each time, so two answers need not have the same sum."""
+    with closing(SiteStore(tmp_path)) as store:
+        first, second = store.pend("r", 1, state(1)), store.pend("r", 1, state(9))
+        store.settle("r", Kept(first, 1, first))
+        assert store.state("r", 1, first)["head"][0] == 1
+        with pytest.raises(StoreError, match="does not have"):
+            store.state("r", 1, second)
+
+
+def test_states_of_rounds_that_went_on_without_the_site_do_not_pile_up(tmp_path: Path) -> None:
+    with closing(SiteStore(tmp_path)) as store:
+        for t in range(1, 9):
+            store.settle("r", Kept())
+            store.pend("r", t, state(t))
+        last = fingerprint(state(8))
+        store.settle("r", Kept(last, 8, last))
+    with closing(sqlite3.connect(tmp_path / "site.db")) as database:
+        assert database.execute("select t from states").fetchall() == [(8,)]
+
+
 def test_what_was_kept_survives_the_process_and_damage_is_noticed(tmp_path: Path) -> None:
     with closing(SiteStore(tmp_path)) as store:
         one = store.pend("r", 1, state(1))
-        store.keep(Model("r", 0, 1, 1, "rounds = 1", ("a", "b"), 3, state(5)))
+        store.keep(Model("r", 0, 1, "rounds = 1", ("a", "b"), 3, (1, 8, 8), state(5)))
     with closing(SiteStore(tmp_path)) as store:
-        model, private = store.model("r")
-        assert (model.classes, model.received["head"][0], private["head"][0]) == (("a", "b"), 5, 1)
+        model = store.model("r")
+        assert (model.classes, model.shape, model.state["head"][0]) == (("a", "b"), (1, 8, 8), 5)
+        assert store.state("r", 1, one)["head"][0] == 1
     with closing(sqlite3.connect(tmp_path / "site.db")) as database, database:
         blob = bytearray(database.execute("select blob from states").fetchone()[0])
         blob[-1] ^= 1
         database.execute("update states set blob = ?", (bytes(blob),))
-    with closing(SiteStore(tmp_path)) as store, pytest.raises(StoreError, match="damaged"):
-        store.state("r", 1, one)
+        database.execute("update personal set blob = ?", (bytes(blob),))
+    with closing(SiteStore(tmp_path)) as store:
+        with pytest.raises(StoreError, match="damaged"):
+            store.state("r", 1, one)
+        with pytest.raises(StoreError, match="damaged"):
+            store.model("r")
 
 
 class Keeping:
@@ -179,6 +239,92 @@ def test_the_server_certificate_is_of_the_authority_and_names_the_host(tmp_path:
     assert variables["FLWR_TELEMETRY_ENABLED"] == "0"
 
 
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_a_site_keeps_is_its_owners_alone(site: Site) -> None:
+    before = os.umask(0)
+    try:
+        with closing(SiteStore(site.directory)) as store:
+            store.pend("r", 1, state(1))
+            assert {path.name: mode(path) for path in site.directory.glob("site.db*")} == {
+                "site.db": 0o600,
+                "site.db-shm": 0o600,
+                "site.db-wal": 0o600,
+            }
+        (site.directory / "site.db").chmod(0o644)  # as it was made before
+        SiteStore(site.directory).close()
+        assert mode(site.directory / "site.db") == 0o600
+    finally:
+        os.umask(before)
+    assert mode(site.directory) == 0o700
+
+
+def test_what_the_coordinator_keeps_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower makes its database itself, in a process that gives nothing away."""
+    before = os.umask(0)
+    try:
+        deployment.init_coordinator(tmp_path / "c", "hub.example", 8100)
+        assert (mode(tmp_path / "c"), mode(tmp_path / "c" / "flower")) == (0o700, 0o700)
+        (tmp_path / "c" / "superlink.db").touch()
+        (tmp_path / "c").chmod(0o755)
+        started: list[tuple[list[str], int]] = []
+
+        def execve(_: str, command: list[str], __: object) -> None:
+            os.umask(mask := os.umask(0))
+            started.append((command, mask))
+
+        monkeypatch.setattr(os, "execve", execve)
+        done = CliRunner().invoke(app, ["coordinator", "start", str(tmp_path / "c")])
+        assert done.exit_code == 0, done.output
+        assert (mode(tmp_path / "c"), mode(tmp_path / "c" / "superlink.db")) == (0o700, 0o600)
+        assert started[0][1] == 0o077
+        assert "all addresses of this machine, port 8100" in done.output
+        assert "whoever reaches it can submit runs" in done.output
+    finally:
+        os.umask(before)
+
+
+def test_a_site_is_started_in_a_process_that_gives_nothing_away(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site.directory / "ca.crt").touch()
+    masks: list[int] = []
+
+    def started(*_: object, **__: object) -> None:
+        os.umask(mask := os.umask(0))
+        masks.append(mask)
+        raise InterruptedError
+
+    before = os.umask(0o022)
+    try:
+        monkeypatch.setattr(deployment.subprocess, "Popen", started)
+        monkeypatch.setattr(deployment.signal, "signal", lambda *_: None)
+        with pytest.raises(InterruptedError):
+            deployment.serve_site(site.directory)
+        assert masks == [0o077]
+    finally:
+        os.umask(before)
+
+
+def test_one_request_that_is_refused_does_not_keep_the_others_out(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment.init_coordinator(tmp_path / "c", "hub.example", 8100)
+    deployment.init_site(tmp_path / "berta", "berta", "digits", "host:8100")
+    registered: list[str] = []
+    monkeypatch.setattr(deployment.Coordinator, "reached", lambda *_: None)
+    monkeypatch.setattr(deployment.Coordinator, "_flwr", lambda _, *words: registered.append(words[-1]))
+    good = [str(site.directory / "anna.csr"), str(tmp_path / "berta" / "berta.csr")]
+    done = CliRunner().invoke(
+        app, ["coordinator", "add", str(tmp_path / "c"), str(site.directory / "site.toml"), *good]
+    )
+    assert registered == ["anna", "berta"]
+    assert "admitted: anna" in done.output
+    assert "admitted: berta" in done.output
+    assert done.exit_code == 2
+    assert "1 of 3" in " ".join(done.output.split())
+
+
 def test_a_site_without_the_coordinators_certificate_does_not_start(site: Site) -> None:
     with pytest.raises(ConfigError, match=r"ca\.crt is missing"):
         deployment.site_command(site.directory)
@@ -215,6 +361,154 @@ def test_an_outline_that_cannot_be_is_refused(site: Site) -> None:
             Present.read(RecordDict({"present": ConfigRecord({**good, key: value})}), "anna")
 
 
+# Tasks
+
+
+WORDS = {"method": {"name": "fedrep", "lr": 0.05}, "net": {"name": "mlp", "hidden": [8]}, "rounds": 3}
+
+
+def job_of(words: dict[str, object], run: str = "r") -> Job:
+    return Job(configuration.resolve(words).toml(), run, ("0", "1", "2"), 2)
+
+
+def task_of(site: Site, job: Job, t: int, since: int = 0, op: str = "train", sha: str = "") -> Task:
+    """What a server with the method's first state asks of the site; `sha` is of the state that it has committed."""
+    worker = site.worker(job.words, 0, job.clients, job.classes)
+    server = Server(worker.method.start(worker.plan.net, 2, worker.plan.initial), worker.plan, 2)
+    received = worker.method.send(server, Peer(0, since, learns=op == "train"), Round(t, worker.rounds))
+    return Task(op, 0, t, since, received, {}, {}, Kept(sha, since, sha))  # type: ignore[arg-type]
+
+
+def test_a_task_that_comes_late_does_not_cost_the_site_its_newer_state(site: Site) -> None:
+    job = job_of(WORDS)
+    one = site.answer(task_of(site, job, 1), job).kept
+    assert one
+    late, newer = (task_of(site, job, t, 1, sha=one) for t in (2, 3))
+    three = site.answer(newer, job).kept
+    assert site.answer(newer, job).kept == three  # asked twice
+    assert site.answer(late, job).kept
+    assert three
+    found = site.answer(task_of(site, job, 3, 3, "evaluate", three), job)
+    assert found.error is None
+    assert "before/test/confusion" in found.state
+    with pytest.raises(StoreError, match="committed round 3"):
+        site.answer(late, job)
+
+
+@pytest.mark.parametrize("op", ["new", "external"])
+def test_a_site_tells_nothing_of_single_images(op: str, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    job = job_of({**WORDS, "method": "fedavg"})
+    task = task_of(site, job, 1, op=op)
+    with pytest.raises(ConfigError, match="asked of a site"):
+        site.answer(task, job)
+    told = answer("evaluate", write_task(task, job), str(site.directory), None)
+    assert "asked of a site" in str(told["reply"]["error"])  # type: ignore[index, call-overload]
+    assert not told["state"]
+
+
+def test_no_file_name_leaves_a_site_and_its_log_has_all(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of({**WORDS, "method": "fedavg"})
+    message = write_task(task_of(site, job, 1), job)
+    message["task"]["client"] = 1  # type: ignore[index, call-overload]
+    question = RecordDict({"call": ConfigRecord({"protocol": PROTOCOL, "words": job.words})})
+    (tmp_path / "data" / "anna" / "0" / "jane doe, 1970.png").write_bytes(b"no image")
+
+    asked_of = Task("train", 1, 1, 0, {}, {}, {}, Kept())
+
+    def told() -> list[str]:
+        sites._worker.cache_clear()
+        asked = answer("query", question, str(site.directory), None)["present"]["reason"]  # type: ignore[index, call-overload]
+        reply = read_reply(answer("train", message, str(site.directory), None), asked_of, 3)
+        return [str(asked), str(reply.error)]
+
+    for spoil in (
+        lambda: None,  # an image that is none
+        lambda: shutil.rmtree(tmp_path / "data"),
+        lambda: (site.directory / "site.toml").write_text("nonsense = 1"),
+        lambda: monkeypatch.setattr(Site, "load", fail),
+    ):
+        spoil()
+        for text in told():
+            assert "log" in text
+            for secret in ("jane", "doe", "anna", str(tmp_path), ".toml", "/"):
+                assert secret not in text
+        assert str(tmp_path) in capsys.readouterr().err
+
+
+def fail(directory: Path) -> Site:
+    raise OSError(13, "Permission denied", str(directory / "site.toml"))
+
+
+def test_what_a_method_says_of_a_sites_files_does_not_leave_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of({**WORDS, "method": "fedavg"})
+    message = write_task(task_of(site, job, 1), job)
+    for text, sent in (("The key in /home/anna/k cannot open this.", False), ("train/test is 3/4.", True)):
+        monkeypatch.setattr(Method, "train", lambda *_, text=text: (_ for _ in ()).throw(StoreError(text)))
+        reply = answer("train", message, str(site.directory), None)["reply"]
+        assert (text in str(reply["error"])) == sent  # type: ignore[index, call-overload]
+        assert str(reply["error"]).startswith("[E400]")  # type: ignore[index, call-overload]
+
+
+def pictured(number: int = 5) -> torch.Tensor:
+    return torch.randint(0, 256, (number, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_last_model_that_is_not_finite_does_not_take_the_place_of_a_good_one(site: Site) -> None:
+    job = job_of({**WORDS, "method": "fedavg"})
+    good = task_of(site, job, 3, op="evaluate")
+    assert site.answer(good, job, last=True).error is None
+    before, _ = site.predict(pictured())
+    bad = replace(good, received={name: torch.full_like(value, torch.nan) for name, value in good.received.items()})
+    with pytest.raises(UpdateError, match="not finite"):
+        site.answer(bad, job, last=True)
+    assert torch.equal(site.predict(pictured())[0], before)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_site_predicts_as_it_was_scored_when_its_data_is_gone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The finished model is what predicts: nothing is read from the data's folder, and nothing is trained again."""
+    row = ROWS[name]
+    if name == "privacypfedc":
+        pytest.importorskip("tenseal")
+    side = 8 if row.net == "mlp" else 28
+    pictures(tmp_path / "data", each=40)
+    folder = tmp_path / "data" / "anna"
+    deployment.init_site(tmp_path / "anna", "anna", str(folder), "host:8100")
+    with (tmp_path / "anna" / "site.toml").open("a") as file:
+        file.write(f"size = {side}\n")
+    site = Site.load(tmp_path / "anna")
+    if name == "privacypfedc":
+        ckks.Keyring.make(site.directory / "clients.ckks")
+    net = {"mlp": {"name": "mlp", "hidden": [12, 8]}, "batchnorm": {"name": "digitsnet"}}.get(
+        row.net, {"name": row.net}
+    )
+    job = job_of({"method": {"name": name, "lr": 0.05, **row.hyper}, "net": net, "rounds": 2})
+    kept = site.answer(task_of(site, job, 1), job).kept
+    assert kept
+    task = task_of(site, job, 2, 1, "evaluate", kept)
+    assert site.answer(task, job, last=True).error is None
+    with closing(SiteStore(site.directory)) as store:
+        private = store.state("r", 1, kept)
+    worker = site.worker(job.words, 0, job.clients, job.classes)
+    x = torch.nn.functional.interpolate(pictured().float() / 127.5 - 1, side)
+    with one_thread():
+        client = worker.client(replace(task, private=private))
+        worker.personal(client)
+        worker.prepare(client, seen=True)
+        client.net.module.eval()
+        expected = probabilities(worker.method, client, x)
+    shutil.rmtree(folder)
+    sites._worker.cache_clear()
+    monkeypatch.setattr(Method, "fit", None)
+    found, classes = site.predict(x)
+    assert classes == ("0", "1", "2")
+    assert torch.equal(found, expected)
+
+
 def test_the_resident_answers_and_is_done_without_when_it_is_gone(site: Site) -> None:
     question = RecordDict({"call": ConfigRecord({"protocol": 1, "words": 'net = "mlp"'})})
     assert ask(str(site.directory), "query", question) is None
@@ -227,6 +521,37 @@ def test_the_resident_answers_and_is_done_without_when_it_is_gone(site: Site) ->
     finally:
         resident.close()
     assert ask(str(site.directory), "query", question) is None
+
+
+def test_a_bad_question_costs_the_resident_its_own_answer_only(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(residents, "PATIENCE", 0.3)
+    question = RecordDict({"call": ConfigRecord({"protocol": PROTOCOL, "words": 'net = "mlp"'})})
+    resident = Resident(site.directory)
+    try:
+        with residents._beside(str(site.directory)) as path, socket.socket(socket.AF_UNIX) as silent:
+            for kind, content in ((b"\xff\xfe", b""), (b"query", b"\xff\xff\xff no message")):
+                with socket.socket(socket.AF_UNIX) as link, suppress(ConnectionError):
+                    link.settimeout(20)
+                    link.connect(path)
+                    residents._put(link, kind)
+                    residents._put(link, content)
+                    assert link.recv(1) == b""  # no answer
+            silent.connect(path)  # and says nothing
+            answered = ask(str(site.directory), "query", question, 20)
+        assert answered is not None
+        assert Present.read(answered, "anna").name == "anna"
+    finally:
+        resident.close()
+    assert "UnicodeDecodeError" in capsys.readouterr().err
+
+
+def test_who_asks_a_resident_that_hangs_does_not_wait_for_ever(site: Site) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, residents._beside(str(site.directory)) as path:
+        listener.bind(path)
+        listener.listen()
+        assert ask(str(site.directory), "query", RecordDict(), 0.2) is None
 
 
 def test_words_come_back_from_flowers_flat_configuration() -> None:

@@ -120,6 +120,8 @@ def start_coordinator(directory: Directory) -> None:
     command, environment = made.start_command()
     if made.insecure:
         typer.echo(OPEN, err=True)
+    typer.echo(made.notice(), err=True)
+    deployment.keep_private()
     os.execve(command[0], command, environment)
 
 
@@ -128,10 +130,19 @@ def add(
     directory: Directory, requests: Annotated[list[Path], typer.Argument(help="Requests that sites sent: NAME.csr.")]
 ) -> None:
     """Admit sites: check their requests and register their keys with the running SuperLink."""
+    from perfed.errors import ConfigError, PerfedError
     from perfed.flower import deployment
 
+    made, failed = deployment.Coordinator.load(directory), []
+    if not made.insecure:
+        made.reached()
     for request in requests:
-        typer.echo(f"admitted: {deployment.Coordinator.load(directory).add(request)}")
+        try:
+            typer.echo(f"admitted: {made.add(request)}")
+        except PerfedError as error:
+            failed.append(f"{request}: {error.cause} {error.cure}")
+    if failed:
+        raise ConfigError(f"{len(failed)} of {len(requests)} were not admitted. {' '.join(failed)}")
 
 
 @coordinator.command("run")

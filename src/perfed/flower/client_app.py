@@ -35,7 +35,7 @@ def evaluate(message: Message, context: Context) -> Message:
 def _answered(kind: str, message: Message, context: Context) -> Message:
     site, partition = context.node_config.get("site"), context.node_config.get("partition-id")
     place = None if site is None else str(site)
-    content = ask(place, kind, message.content) if place is not None else None
+    content = ask(place, kind, message.content, message.metadata.ttl) if place is not None else None
     if content is None:
         from perfed.flower.answering import answer
 

@@ -1,7 +1,8 @@
 """The coordinator's side of a deployment: the run's rounds over sites that keep their data and private states.
 
 The run's directory remembers which sites take part and in which order; a run that is submitted again goes on after its
-last committed round.
+last committed round. It also remembers which sites have not got their last model: they get it when the run is
+submitted again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ from perfed.prepare import Prepared, prepare
 from perfed.result import Result
 
 SITES = "sites.json"
+UNSERVED = "unserved.json"
+"""names the sites that were not given their last model; it is not there when all have it"""
 SITES_NAME = GIVEN + "sites"
+MOST_IMAGES = 10**8
+"""training images of all sites together; the coordinator counts them one by one"""
 BUSY = 30.0
 """seconds to wait for a server that was just killed to let go of the directory"""
 
@@ -100,17 +105,21 @@ def coordinate(grid: Grid, flat: Mapping[str, Any], hooks: Hooks | None = None) 
     if not out:
         raise ConfigError("It is not said where the run is kept.", "Give out = 'DIRECTORY' in the run configuration.")
     directory = Path(str(out)).expanduser().absolute()
-    roll = Roll(grid, configuration.resolve(words | {"data": SITES_NAME}).toml())
-    if not roll.call(lambda: bool(roll.nodes), terms.wait):
-        raise StoppedError(f"No node came within {terms.wait:g} s. {_refusals(roll)}", "Start the sites.")
-    simulated = next(iter(roll.nodes.values())).partition is not None
-    config = configuration.resolve(words if simulated else words | {"data": SITES_NAME})
+    deployed = terms.sites > 0 or (directory / SITES).is_file()
+    roll = Roll(grid, configuration.resolve(words | {"data": SITES_NAME}).toml(), only_sites=deployed)
+    if not deployed:
+        if not roll.call(lambda: bool(roll.nodes), terms.wait):
+            raise StoppedError(f"No node came within {terms.wait:g} s. {_refusals(roll)}", "Start the sites.")
+        if all(node.partition is None for node in roll.nodes.values()):
+            raise ConfigError("It is not said how many sites take part.", "Give sites = 3 in the run configuration.")
+    config = configuration.resolve(words | {"data": SITES_NAME} if deployed else words)
     refuse_cohorts(config)
     if rundir.is_run(directory):
         began = configuration.load(directory / rundir.CONFIG)
-        if rundir.is_finished(directory) and began.identity() == _filled(config, began).identity():
+        same = began.identity() == _filled(config, began).identity()
+        if rundir.is_finished(directory) and same and not _unserved(directory):
             return Result.load(directory)
-    run = _simulated if simulated else _deployed
+    run = _deployed if deployed else _simulated
     return run(grid, roll, config, terms, directory, hooks or Hooks(_say))
 
 
@@ -129,6 +138,10 @@ def _deployed(grid: Grid, roll: Roll, config: Config, terms: Terms, directory: P
     sites, run = _members(roll, terms, directory)
     federation = _outline(list(sites.values()))
     prepared = prepare(config.changed(new=False), data=federation)
+    if not (directory / SITES).is_file():  # only now: sites of which no run can be made are not remembered
+        directory.mkdir(parents=True, exist_ok=True)
+        facts = {name: asdict(facts) for name, facts in sites.items()}
+        rundir.write_json(directory / SITES, {"run": run, "sites": facts})
     _claim(directory, prepared)
     address = _Sites(roll, sites)
     job = Job(prepared.config.toml(), run, federation.classes, len(sites))
@@ -152,26 +165,45 @@ def _opened(prepared: Prepared, directory: Path, watch: Watcher, executor: Nodes
 
 
 def _finish(simulation: Simulation, prepared: Prepared, directory: Path, executor: Nodes | None = None) -> Result:
-    """The remaining rounds; then every site is given its last model, which it keeps."""
+    """The remaining rounds; then every site that has not got it is given its last model, which it keeps."""
+    left: dict[int, str] = {}
+    names, last = simulation.federation.client_names or (), simulation.settings.rounds
+    ended = rundir.is_finished(directory)
     try:
-        for t in range(simulation.store.round + 1, simulation.settings.rounds + 1):
+        for t in range(simulation.store.round + 1, last + 1):
             simulation.step(t)
         outcome = simulation.outcome()
         if executor:
-            outcome.faults = outcome.faults + _hand_over(simulation, executor)
+            due = _unserved(directory) if ended else list(names)
+            rundir.write_json(directory / UNSERVED, {"sites": due})  # before the result: a server may be killed here
+            left = _hand_over(simulation, executor, [names.index(name) for name in due], patient=not ended)
+            reasons = [(client, f"It did not get its last model: {reason}") for client, reason in left.items()]
+            outcome.faults = outcome.faults + [{"t": last, "client": c, "reason": r} for c, r in reasons]
     finally:
         simulation.close()
     result = Result.of(outcome, directory, prepared)
     result.write()
+    if left:
+        rundir.write_json(directory / UNSERVED, {"sites": [names[client] for client in left]})
+    else:
+        (directory / UNSERVED).unlink(missing_ok=True)
     return result
 
 
-def _hand_over(simulation: Simulation, executor: Nodes) -> list[dict[str, Any]]:
-    last = replace(executor, last=True)
-    t = simulation.settings.rounds
-    tasks = [simulation._task("evaluate", client, t, seen=True) for client in simulation.federation.participants]
-    lost = [(reply.client, reply.error) for reply in last.run(tasks) if reply.error]
-    return [{"t": t, "client": client, "reason": f"It did not get its last model: {error}"} for client, error in lost]
+def _hand_over(simulation: Simulation, executor: Nodes, clients: Sequence[int], *, patient: bool) -> dict[int, str]:
+    """Give clients their last models; who did not get its own, and why. With patience, absent ones may still come."""
+    t, last = simulation.settings.rounds, replace(executor, last=True)
+    there = [client for client in clients if patient or executor.address.node(client) is not None]
+    replies = last.run([simulation._task("evaluate", client, t, seen=True) for client in there])
+    lost = {client: "It was not there." for client in clients if client not in there}
+    lost |= {reply.client: reply.error for reply in replies if reply.error}
+    return {client: f"{lost[client]} Start it, and give the same command again." for client in sorted(lost)}
+
+
+def _unserved(directory: Path) -> list[str]:
+    """The sites that were not given their last model when the run ended."""
+    path = directory / UNSERVED
+    return list(rundir.read_json(path)["sites"]) if path.is_file() else []
 
 
 # Who takes part
@@ -186,14 +218,14 @@ def _members(roll: Roll, terms: Terms, directory: Path) -> tuple[dict[str, Prese
             name: Present(**facts | {key: tuple(facts[key]) for key in ("classes", "shape")})
             for name, facts in held["sites"].items()
         }
-        need = max(1, round(terms.quorum * len(sites)))
-        roll.call(lambda: len(_by_name(roll, sites)) >= len(sites), min(terms.wait, terms.deadline))
-        if len(_by_name(roll, sites)) < need:
-            missing = sorted(sites.keys() - _by_name(roll, sites).keys())
+        finished = rundir.is_finished(directory)
+        wanted = set(_unserved(directory) if finished else sites)
+        need = 0 if finished else max(1, round(terms.quorum * len(sites)))
+        roll.call(lambda: wanted <= _by_name(roll, sites).keys(), min(terms.wait, terms.deadline))
+        missing = sorted(wanted - _by_name(roll, sites).keys())
+        if len(wanted) - len(missing) < need:
             raise StoppedError(f"These sites are not there: {', '.join(missing)}. {_refusals(roll)}", "Start them.")
         return sites, held["run"]
-    if terms.sites < 1:
-        raise ConfigError("It is not said how many sites take part.", "Give sites = 3 in the run configuration.")
     if not roll.call(lambda: len(_by_name(roll)) >= terms.sites, terms.wait):
         there = ", ".join(sorted(_by_name(roll))) or "none"
         raise StoppedError(f"Of {terms.sites} sites there are: {there}. {_refusals(roll)}", "Start the others.")
@@ -207,10 +239,9 @@ def _members(roll: Roll, terms: Terms, directory: Path) -> tuple[dict[str, Prese
         raise ConfigError(
             f"The sites' images differ in shape: {told}.", "Give size and channels in every site.toml, under data."
         )
-    run = secrets.token_hex(8)
-    directory.mkdir(parents=True, exist_ok=True)
-    rundir.write_json(kept, {"run": run, "sites": {name: asdict(facts) for name, facts in sites.items()}})
-    return sites, run
+    for name, reason in sorted(roll.refused.items()):
+        print(f"{name} does not take part: {reason}", flush=True)
+    return sites, secrets.token_hex(8)
 
 
 def _by_name(roll: Roll, sites: Mapping[str, Present] | None = None) -> dict[str, int]:
@@ -238,6 +269,11 @@ class _Sites:
 def _outline(sites: list[Present]) -> Federation:
     """The federation as the coordinator knows it: sizes, classes and the sum over the sites' sums; no image."""
     classes = tuple(sorted({name for facts in sites for name in facts.classes}))
+    if (total := sum(facts.train for facts in sites)) > MOST_IMAGES:
+        told = ", ".join(f"{facts.name} {facts.train}" for facts in sites)
+        raise ConfigError(
+            f"The sites say that they have {total} images: {told}.", f"At most {MOST_IMAGES} are accepted."
+        )
     sums = json.dumps([[facts.name, facts.sha] for facts in sites])
     made = blank(sites[0].shape, len(classes), [facts.train for facts in sites])
     made.classes, made.client_names = classes, tuple(facts.name for facts in sites)

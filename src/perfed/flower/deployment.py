@@ -26,7 +26,10 @@ from perfed.flower.site import FILE as SITE_FILE
 from perfed.flower.site import Site
 
 CONNECTION = "perfed"
+EVERYWHERE = ("", "0.0.0.0", "::", "[::]")
+"""addresses that stand for all of a machine's"""
 COORDINATOR_FILE = "coordinator.toml"
+DATABASE = "superlink.db"
 OFFLINE = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -57,7 +60,23 @@ def _new(directory: Path) -> Path:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory} is a file or not empty.", "Give a new directory.")
     directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
     return directory.absolute()
+
+
+def keep_private() -> None:
+    """What this process and those that it starts write from here on is their owner's alone, Flower's files too."""
+    os.umask(0o077)
+
+
+def _own(*paths: Path) -> None:
+    """Take from others what was made readable to them before."""
+    for path in paths:
+        try:
+            if path.exists():
+                path.chmod(0o700 if path.is_dir() else 0o600)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be kept from others: {error}.", "Its owner must start this.") from None
 
 
 # A site
@@ -83,6 +102,7 @@ def init_site(
 def site_command(directory: Path, port: int = 0) -> tuple[list[str], dict[str, str]]:
     """Flower's command for a site's node, and its environment."""
     place, site = directory.absolute(), Site.load(directory.absolute())
+    _own(place, place / "flower")
     command = [program("flower-supernode"), "--superlink", site.coordinator]
     if site.insecure:
         command.append("--insecure")
@@ -104,6 +124,7 @@ def serve_site(directory: Path, port: int = 0) -> int:
     from perfed.flower import answering  # noqa: F401  loads what answers need, before the first comes
     from perfed.flower.resident import Resident
 
+    keep_private()
     command, variables = site_command(directory, port)
     resident = Resident(directory.absolute())
     stopped = threading.Event()
@@ -158,8 +179,9 @@ class Coordinator:
     def start_command(self) -> tuple[list[str], dict[str, str]]:
         """Flower's command for the SuperLink."""
         place = self.directory
+        _own(place, self.home, *place.glob(f"{DATABASE}*"))
         command = [program("flower-superlink"), "--host", self.bind, "--port", str(self.port)]
-        command += ["--database", str(place / "superlink.db"), "--disable-runtime-dependency-installation"]
+        command += ["--database", str(place / DATABASE), "--disable-runtime-dependency-installation"]
         if self.insecure:
             command.append("--insecure")
         else:
@@ -172,6 +194,14 @@ class Coordinator:
             command += ["--ssl-keyfile", str(place / "server.key"), "--enable-supernode-auth"]
         return command, environment(self.home)
 
+    def notice(self) -> str:
+        """Who can reach the coordinator and what they can do there, in a line."""
+        where = "all addresses of this machine" if self.bind in EVERYWHERE else self.bind
+        return (
+            f"It listens at {where}, port {self.port}. Nodes and control share the port, and control asks for no"
+            " password: whoever reaches it can submit runs. Let only the sites' addresses through."
+        )
+
     def add(self, request: Path) -> str:
         """Admit the site of a request; the SuperLink must be running."""
         name, public = keys.read_request(request)
@@ -179,7 +209,7 @@ class Coordinator:
             raise ConfigError("This coordinator knows no keys: it was made with --insecure.", "Start the sites.")
         self.reached()
         known = self.directory / "sites"
-        known.mkdir(exist_ok=True)
+        known.mkdir(mode=0o700, exist_ok=True)
         path = known / f"{name}.pub"
         if path.exists() and path.read_bytes() != public:
             raise ConfigError(f"A site called {name!r} has another key.", "Choose another name, or remove its file.")
@@ -194,7 +224,7 @@ class Coordinator:
             entries = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
             flat |= {k: str(v) if isinstance(v, list) else v for k, v in entries.items()}
         place = self.directory / "app"
-        place.mkdir(exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
         rundir.write(place / "pyproject.toml", tomli_w.dumps(_project(flat)).encode())
         return place
 
@@ -245,7 +275,7 @@ def init_coordinator(
     else:
         keys.make_authority(place, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
         connection["root-certificates"] = str(place / "ca.crt")
-    (place / "flower").mkdir()
+    (place / "flower").mkdir(mode=0o700)
     file = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
     rundir.write(place / "flower" / "config.toml", tomli_w.dumps(file).encode())
     return sorted(place.iterdir())

@@ -11,7 +11,6 @@ import socket
 import struct
 import threading
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,15 +20,20 @@ if TYPE_CHECKING:
 SOCKET = "resident.sock"
 LENGTH = struct.Struct("<Q")
 LONGEST = 4 << 30
+WAIT = 3600.0
+"""seconds that an answer may take, unless the message says how long anybody waits for it"""
+PATIENCE = 60.0
+"""seconds that a question may stop in the middle"""
 
 
-def ask(site: str, kind: str, content: RecordDict) -> RecordDict | None:
-    """The resident's answer; None if it is not there, or ends before it has answered."""
+def ask(site: str, kind: str, content: RecordDict, seconds: float = WAIT) -> RecordDict | None:
+    """The resident's answer; None if it is not there, ends before it has answered, or takes longer than that."""
     from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
     from flwr.proto.recorddict_pb2 import RecordDict as Proto
 
     try:
         with socket.socket(socket.AF_UNIX) as link, _beside(site) as path:
+            link.settimeout(seconds)
             link.connect(path)
             _put(link, kind.encode())
             _put(link, recorddict_to_proto(content).SerializeToString())
@@ -52,16 +56,25 @@ class Resident:
         finally:
             os.umask(before)
         self._listener.listen()
+        self._closed = threading.Event()
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 link, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            with link, suppress(OSError, EOFError):
-                self._answer(link)
+            except OSError:
+                if not self._closed.wait(1.0):  # too many open files, say: that passes
+                    traceback.print_exc()
+                continue
+            with link:
+                try:
+                    link.settimeout(PATIENCE)
+                    self._answer(link)
+                except (OSError, EOFError):  # whoever asked is gone
+                    continue
+                except Exception:  # one bad question costs its own answer
+                    traceback.print_exc()
 
     def _answer(self, link: socket.socket) -> None:
         from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
@@ -79,6 +92,7 @@ class Resident:
 
     def close(self) -> None:
         """Stop listening."""
+        self._closed.set()
         self._listener.close()
         self.path.unlink(missing_ok=True)
 

@@ -15,6 +15,8 @@ from perfed.errors import UpdateError
 from perfed.flower.messages import PROTOCOL, SHA
 from perfed.flower.payload import Fields, only, record
 
+MOST = 10**7
+"""images of a site; more are not believed"""
 PATIENCE = 180.0
 """seconds after which a node that did not say who it is is asked again"""
 
@@ -55,12 +57,16 @@ class Present:
             raise UpdateError(f"{sender} cannot take part: {plain.text('reason')}")
         if kind == "simulated":
             found = cls(partition=plain.whole("partition"))
+        elif kind != "site":
+            raise UpdateError(
+                f"{sender} says that it is {kind[:40]!r}, which is neither a site nor a simulated client."
+            )
         else:
             found = cls(
                 None,
                 plain.text("name", 80),
-                plain.whole("train", 1, 10**12),
-                plain.whole("test", 1, 10**12),
+                plain.whole("train", 1, MOST),
+                plain.whole("test", 1, MOST),
                 plain.texts("classes"),
                 plain.wholes("shape", 3),
                 plain.text("sha", 64),
@@ -98,6 +104,8 @@ class Roll:
     stop: threading.Event = field(default_factory=threading.Event)
     nodes: dict[int, Present] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    only_sites: bool = False
+    """whether simulated clients are no part of it"""
     _asked: dict[str, int] = field(default_factory=dict)
     _when: dict[int, float] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
@@ -145,6 +153,8 @@ class Roll:
             found = Present.read(message.content, name)
             if self._names.get(node) and found.name and found.name != self._names[node]:
                 raise UpdateError(f"The site registered as {name!r} calls itself {found.name!r}.")
+            if self.only_sites and found.partition is not None:
+                raise UpdateError(f"{name} is a simulated client, and this is a run among sites.")
         except UpdateError as error:
             self.refused[name] = str(error)
             return

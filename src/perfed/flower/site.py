@@ -8,23 +8,22 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from perfed import config as configuration
 from perfed import nets
 from perfed.config import Config
-from perfed.core.method import probabilities
 from perfed.core.registry import method_class
-from perfed.data import Federation, federate, images
+from perfed.data import Federation, federate
 from perfed.data import load as load_data
 from perfed.engine.executors import one_thread
 from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import ConfigError
 from perfed.flower.computing import compute, worker_of
 from perfed.flower.messages import Job
+from perfed.flower.personal import finish, predict
 from perfed.flower.rollcall import Present
-from perfed.flower.sitestore import Model, SiteStore
+from perfed.flower.sitestore import SiteStore
 from perfed.prepare import prepare
 
 FILE = "site.toml"
@@ -98,42 +97,32 @@ class Site:
 
     def answer(self, task: Task, job: Job, *, last: bool = False) -> Reply:
         """Do a task with the private state that lies here; what becomes of the state stays here."""
+        if task.op not in ("train", "evaluate"):
+            raise ConfigError(
+                f"{task.op!r} is asked of a site.", "It trains and scores; of single images it tells nothing."
+            )
         if task.kept is None:
             raise ConfigError("A private state was sent to a site.", "A site keeps its own.")
         with closing(SiteStore(self.directory)) as store:
             store.settle(job.run, task.kept)
             private = store.state(job.run, task.since, task.kept.sha)
             worker = self.worker(job.words, task.client, job.clients, job.classes)
-            if last:
-                store.keep(
-                    Model(
-                        *(job.run, task.client, task.t, task.since),
-                        *(job.words, job.classes, job.clients, task.received),
-                    )
-                )
-            reply = compute(worker, replace(task, private=private))
+            own = replace(task, private=private)
+            reply = compute(worker, own)
+            if last and not reply.error and task.op == "evaluate":  # what cannot be used takes no good model's place
+                store.keep(finish(worker, own, job))
             if reply.error or task.op != "train":
                 return replace(reply, private={})
             return replace(reply, private={}, kept=store.pend(job.run, task.t, reply.private))
 
     def predict(self, x: Tensor, run: str | None = None) -> tuple[Tensor, tuple[str, ...]]:
-        """The personal model's class probabilities for images, and the classes; no server is needed."""
+        """The personal model's class probabilities for images, and the classes; neither server nor data is needed."""
         with closing(SiteStore(self.directory)) as store:
             runs = store.models()
             if not runs:
                 raise ConfigError(f"{self.name} has no model yet.", "It has one when a run has ended.")
-            model, private = store.model(run or runs[-1])
-        worker = self.worker(model.words, model.client, model.clients, model.classes)
-        task = Task("evaluate", model.client, model.t, model.since, model.received, private)
-        with one_thread(), torch.random.fork_rng(devices=[]):
-            client = worker.client(task)
-            worker.personal(client)
-            if configuration.resolve(configuration.parse(model.words)).adapt != "never":
-                worker.prepare(client, seen=True)
-            client.net.module.eval()
-            shape = worker.federation.input_shape
-            ready = images.normalise(images.fit(x, shape)) if x.dtype == torch.uint8 else x
-            return probabilities(worker.method, client, ready), model.classes
+            model = store.model(run or runs[-1])
+        return predict(model, x), model.classes
 
 
 @lru_cache(maxsize=2)
