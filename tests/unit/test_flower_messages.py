@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,8 +27,8 @@ from perfed.engine.worker import Kept, Reply, Task
 from perfed.errors import PerfedError, UpdateError
 from perfed.flower.answering import answer
 from perfed.flower.computing import compute
-from perfed.flower.limits import download_limit, upload_limit
-from perfed.flower.messages import Job, read_reply, read_task, write_reply, write_task
+from perfed.flower.limits import download_limit, upload_limit, wanted
+from perfed.flower.messages import Job, Wanted, read_reply, read_task, write_reply, write_task
 from perfed.flower.payload import HEADER, read_state, write_state
 from perfed.prepare import prepare
 from tests.conftest import small_net
@@ -69,7 +71,7 @@ def test_a_task_and_its_reply_come_back(simulation: Simulation) -> None:
     assert alike(found.received, task.received)
     assert (found.op, found.client, found.t, found.since, found.kept) == ("train", 0, 1, 0, None)
     assert (job, last) == (JOB, False)
-    back = read_reply(write_reply(reply, simulated=True), task, 10)
+    back = read_reply(write_reply(reply, simulated=True), task, Wanted(10))
     assert alike(back.state, reply.state)
     assert alike(back.private, reply.private)
     assert back.scalars == reply.scalars
@@ -81,17 +83,17 @@ def test_a_site_sends_the_sum_of_its_state_and_never_the_state(simulation: Simul
     kept = Reply(0, reply.state, reply.private, reply.scalars, "0" * 64)
     content = write_reply(kept)
     assert "private" not in content
-    assert read_reply(content, away, 10).kept == "0" * 64
+    assert read_reply(content, away, Wanted(10)).kept == "0" * 64
     with pytest.raises(UpdateError, match="was to keep"):
-        read_reply(write_reply(kept, simulated=True), away, 10)
+        read_reply(write_reply(kept, simulated=True), away, Wanted(10))
     with pytest.raises(UpdateError, match="no sum"):
-        read_reply(write_reply(Reply(0, reply.state, {}, reply.scalars)), away, 10)
+        read_reply(write_reply(Reply(0, reply.state, {}, reply.scalars)), away, Wanted(10))
 
 
 def refused(simulation: Simulation, content: RecordDict, task: Task) -> bool:
     """Whether the content is refused with a PerfedError, and with nothing else, on its way into a round."""
     try:
-        reply = read_reply(content, task, 10)
+        reply = read_reply(content, task, Wanted(10))
         simulation._accept(reply, task.client, Round(1, 3))
     except PerfedError:
         return True
@@ -142,7 +144,7 @@ def test_a_message_of_a_gigabyte_is_refused_by_its_size(simulation: Simulation) 
     content = write_reply(reply, simulated=True)
     cast(Any, content["state"])["more"] = huge
     with pytest.raises(UpdateError, match="bytes are accepted"):
-        read_reply(content, task, 10, upload_limit(simulation.worker, task))
+        read_reply(content, task, wanted(simulation.worker, None, task))
     question = write_task(task, JOB)
     cast(Any, question["received"])["more"] = huge
     with pytest.raises(UpdateError, match="bytes are accepted"):
@@ -175,7 +177,7 @@ def test_mutated_messages_neither_crash_nor_pass(simulation: Simulation) -> None
         what = mutate(content, chance)
         if not refused(simulation, content, task):
             accepted += 1
-            back = read_reply(content, task, 10)
+            back = read_reply(content, task, Wanted(10))
             assert all(bool(torch.isfinite(t).all()) for t in back.state.values() if t.is_floating_point()), what
             assert 0 < back.scalars["weight"] < 1e12, what
             assert {n: t.shape for n, t in back.state.items()} == {n: t.shape for n, t in reply.state.items()}, what
@@ -296,3 +298,78 @@ def test_every_download_is_what_its_method_declares(name: str, digits: Federatio
     assert sent(compute(simulation.worker, scored).state) <= upload_limit(simulation.worker, scored) < 100_000
     assert seen or not row.travels or name == "fedfomo"
     simulation.close()
+
+
+# Scores
+
+
+def scored(simulation: Simulation, **options: bool) -> tuple[Task, Reply]:
+    task = simulation._task("evaluate", 0, 1, **options)
+    return task, simulation.worker.run(task)
+
+
+@pytest.fixture
+def by_class(digits: Federation) -> Iterator[Simulation]:
+    method = registry.make("pfedc", lr=0.05, branches=4)
+    made = Simulation(digits, method.build(small_net(digits)), method, Settings(rounds=3))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("adapt", [False, True])
+def test_the_scores_of_an_honest_client_are_accepted(by_class: Simulation, adapt: bool) -> None:
+    task, reply = scored(by_class, seen=True, adapt=adapt)
+    found = read_reply(write_reply(reply, simulated=True), task, wanted(by_class.worker, None, task))
+    assert alike(found.state, reply.state)
+    assert {"before/test/measure/task", "before/test/measure/group", "before/val/measure/task"} <= found.state.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("before/test/measure/bogus", torch.tensor(1.0, dtype=torch.float64)),
+        ("after/test/loss", torch.tensor(1.0, dtype=torch.float64)),
+        ("before/test/measure/task", None),
+        ("before/val/confusion", None),
+        ("before/test/measure/task", torch.tensor(float("nan"), dtype=torch.float64)),
+        ("before/test/measure/task", torch.tensor(1e300, dtype=torch.float64)),
+        ("before/test/loss", torch.tensor(float("nan"), dtype=torch.float64)),
+        ("before/test/loss", torch.tensor(float("inf"), dtype=torch.float64)),
+        ("before/test/loss", torch.tensor(-1.0, dtype=torch.float64)),
+        ("before/test/loss", torch.zeros(1, dtype=torch.float64)),
+        ("before/test/confusion", torch.full((10, 10), 2**62)),
+        ("before/test/confusion", torch.full((10, 10), -1)),
+        ("before/test/confusion", torch.zeros((10, 10))),
+        ("before/test/confusion", torch.eye(10, dtype=torch.int64)),
+        ("before/val/confusion", torch.full((10, 10), 2**62)),
+    ],
+)
+def test_scores_that_nobody_asked_for_or_that_cannot_be_are_refused(
+    by_class: Simulation, name: str, value: torch.Tensor | None
+) -> None:
+    """A name that one client has and others lack would end the run where the scores are put together."""
+    task, reply = scored(by_class, seen=True)
+    state = {key: tensor for key, tensor in reply.state.items() if key != name}
+    content = write_reply(replace(reply, state=state if value is None else state | {name: value}), simulated=True)
+    for tests in (None, [len(by_class.federation.rows(0, "test"))]):
+        with pytest.raises(UpdateError, match="Client 0"):
+            read_reply(content, task, wanted(by_class.worker, tests, task))
+
+
+def test_the_test_size_that_a_site_declared_is_held_against_its_scores(by_class: Simulation) -> None:
+    task, reply = scored(by_class, seen=True)
+    content = write_reply(reply, simulated=True)
+    size = len(by_class.federation.rows(0, "test"))
+    read_reply(content, task, wanted(by_class.worker, [size], task))
+    with pytest.raises(UpdateError, match=f"Client 0 sent before/test/confusion of {size} samples; it has {size + 1}"):
+        read_reply(content, task, wanted(by_class.worker, [size + 1], task))
+
+
+@pytest.mark.parametrize("votes", [torch.rand(3, 10), torch.rand(10), torch.full((360, 10), 2.0), torch.eye(10).long()])
+def test_votes_that_are_no_probabilities_are_refused(simulation: Simulation, votes: torch.Tensor) -> None:
+    task = simulation._task("new", 0, 3)
+    reply = simulation.worker.run(task)
+    read_reply(write_reply(reply, simulated=True), task, wanted(simulation.worker, None, task))
+    bad = write_reply(replace(reply, state={"probabilities": votes}), simulated=True)
+    with pytest.raises(UpdateError, match="Client 0 sent votes"):
+        read_reply(bad, task, wanted(simulation.worker, None, task))

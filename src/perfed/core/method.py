@@ -169,6 +169,10 @@ class Method:
         """Further values per sample to be averaged and reported as `local.NAME.mean`, from what `predict` returned."""
         return {}
 
+    def measured(self, net: Net) -> tuple[str, ...]:
+        """The names that `measures` gives; every client reports all of them, and no other."""
+        return ()
+
     def chosen(self, net: Net) -> tuple[str, ...]:
         """The layers that fine-tuning trains."""
         return {"all": net.layers, "head": (net.head,), "body": net.body}[self.finetune]

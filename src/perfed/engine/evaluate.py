@@ -58,7 +58,7 @@ def scores(states: Sequence[State], stage: str) -> dict[str, Any]:
         found["macro_f1"] = float(np.nanmean([macro_f1(t) for t in tests]))
     prefix = f"{stage}/test/measure/"
     for name in sorted(key for key in states[0] if key.startswith(prefix)):
-        values = np.array([float(state[name]) for state in states]) / np.maximum(counts, 1)
+        values = np.array([float(state[name]) for state in states]) / np.where(counts > 0, counts, np.nan)
         found |= {f"{name.removeprefix(prefix)}.{k}": v for k, v in summary(values, counts).items()}
     vals = [state[f"{stage}/val/confusion"] for state in states]
     weights = np.array([int(v.sum()) for v in vals], dtype=np.float64)

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from perfed.errors import UpdateError
-from perfed.flower.messages import PROTOCOL, SHA
+from perfed.flower.messages import MOST_SAMPLES, PROTOCOL, SHA
 from perfed.flower.payload import Fields, only, record
 
 PATIENCE = 180.0
@@ -59,8 +59,8 @@ class Present:
             found = cls(
                 None,
                 plain.text("name", 80),
-                plain.whole("train", 1, 10**12),
-                plain.whole("test", 1, 10**12),
+                plain.whole("train", 1, MOST_SAMPLES),
+                plain.whole("test", 1, MOST_SAMPLES),
                 plain.texts("classes"),
                 plain.wholes("shape", 3),
                 plain.text("sha", 64),
