@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from perfed.core.client import Client, Update
 from perfed.core.method import Method
 from perfed.core.plan import Round
 from perfed.core.server import Peer, Server, Slots
-from perfed.core.state import State, check, digest
+from perfed.core.state import State, check, digest, finite, largest
 from perfed.data.federation import Federation
 from perfed.engine import evaluate, executors
 from perfed.engine.cohort import CohortWorker
@@ -33,6 +34,12 @@ from perfed.nets.net import Net
 
 HEAVIEST = 1e12
 """Weights from here on are refused: no client has so many samples."""
+HEAVIER = 2.0
+"""How many times its training samples the weight of a client may be where each answers for itself."""
+NEAR = 1e-3
+"""Who has values of at least this share of the largest one is left out with it, if they cannot be combined."""
+HUGE = 1e15
+"""Values from here on are what makes a combination fail; below, the failure is the method's own."""
 
 
 class Simulation:
@@ -71,7 +78,7 @@ class Simulation:
         last = LastScores(method, lambda: self.server.state)
         self.scoring = Scoring(
             *(federation, method, settings, self.plan, last, self._task, self._compute, self._blame),
-            together=lambda: not getattr(self.executor, "apart", False),
+            together=lambda: not self._apart,
         )
         self.ledger = Ledger()
         self.history: list[dict[str, Any]] = []
@@ -109,7 +116,7 @@ class Simulation:
         replies = self._compute(tasks, t, "training")
         if self._tamper:
             replies = [self._tamper(reply, t) for reply in replies]
-        updates, entries, before = [], {}, len(self.faults)
+        updates, accepted, entries, before = [], [], {}, len(self.faults)
         alike = self.method.schema(self.server, round) if self.worker.folds else {}
         besides = Besides(self.worker.net)
         for task, reply in zip(tasks, replies, strict=True):
@@ -120,17 +127,25 @@ class Simulation:
                 continue
             if "within" not in reply.scalars:
                 updates.append(update)
+            accepted.append((task, reply))
+        state, lost = self._combined(updates, round)
+        for task, reply in accepted:
+            if reply.scalars.get("within", task.client) in lost:
+                sender = self._sender(task.client)
+                refusal = UpdateError(f"{sender} sent values with which the server's state would not be finite.")
+                self._blame(t, task.client, str(refusal))
+                continue
             sent = alike if self.worker.folds else reply.state
             entries[str(task.client)] = self.ledger.enter(task, reply, sent, self.flops.of(task), self.worker.net)
             besides.enter(self.flops.memory if self._sites else reply.private, sent, task.received)
             self.store.put_client(task.client, t, reply.private, reply.kept)
         if len(entries) < self._quorum * len(cohort):
             raise QuorumError(t, len(entries), len(cohort), self.faults[before:])
-        if updates:
-            self.server.state = self.method.combine(self.server, updates, round)
+        if len(lost) < len(updates):
+            self.server.state = state
             self.store.put_server(t, self.server.state)
-            for client, state in self.server.slots.written.items():
-                self.store.put_slot(client, t, state)
+            for client, slot in self.server.slots.written.items():
+                self.store.put_slot(client, t, slot)
         record: dict[str, Any] = {"cohort": cohort, "clients": entries, "layers": self.plan.shares(t)}
         record["besides"] = besides.entries()
         if self.settings.due(t):
@@ -224,8 +239,7 @@ class Simulation:
 
     def _accept(self, reply: Reply, client: int, round: Round) -> Update:
         """A client's update if it is what its method declares; otherwise an error that names the client."""
-        names = self.federation.client_names
-        sender = f"Client {client} ({names[client]})" if names else f"Client {client}"
+        sender = self._sender(client)
         if reply.error:
             raise UpdateError(f"{sender} failed: {reply.error}")
         if reply.client != client:
@@ -233,12 +247,41 @@ class Simulation:
         weight = reply.scalars.get("weight")
         if not isinstance(weight, int | float) or not math.isfinite(weight) or not 0 < weight < HEAVIEST:
             raise UpdateError(f"{sender} sent the weight {weight!r}; a positive number of samples is accepted.")
+        if self._apart and weight > HEAVIER * (size := self.federation.size(client)):
+            raise UpdateError(f"{sender} sent the weight {weight:g}; it has {size} training samples.")
         if "within" not in reply.scalars:  # otherwise it is a part of the mean that another client of its group brings
             self.method.verify(self.server, reply.state, sender, round)
         check(reply.private, reply.private, f"{sender} (in what it keeps)")
         if (reply.kept is None) == self._sites:
             raise UpdateError(f"{sender} {'kept no' if self._sites else 'did not send its'} private state.")
         return Update(client, reply.state, float(weight), reply.scalars.get("extra", {}))
+
+    def _combined(self, updates: Sequence[Update], round: Round) -> tuple[State, set[int]]:
+        """The server's state after a round, and whose updates were left out so that it is finite."""
+        lost: set[int] = set()
+        while left := [update for update in updates if update.client not in lost]:
+            try:
+                state = self.method.combine(self.server, left, round)
+                slots = self.server.slots.written.values()
+                fresh = [tensor for name, tensor in state.items() if tensor is not self.server.state.get(name)]
+                if all(map(finite, chain(fresh, *(slot.values() for slot in slots)))):
+                    return state, lost
+            except (ArithmeticError, ValueError, RuntimeError):
+                if max(largest(update.state) for update in left) < HUGE:
+                    raise
+            self.server.slots.written.clear()
+            peaks = {update.client: largest(update.state) for update in left}
+            lost |= {client for client, peak in peaks.items() if peak >= NEAR * max(peaks.values())}
+        return self.server.state, lost
+
+    @property
+    def _apart(self) -> bool:
+        """Whether each client is a machine of its own."""
+        return getattr(self.executor, "apart", False)
+
+    def _sender(self, client: int) -> str:
+        names = self.federation.client_names
+        return f"Client {client} ({names[client]})" if names else f"Client {client}"
 
     def _blame(self, t: int, client: int, reason: str) -> None:
         self.faults.append({"t": t, "client": client, "reason": reason})
