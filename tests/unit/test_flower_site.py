@@ -15,15 +15,18 @@ from typer.testing import CliRunner
 
 from perfed import config as configuration
 from perfed.cli import app
+from perfed.core.plan import Round
+from perfed.core.server import Peer, Server
 from perfed.core.state import State
 from perfed.data import Federation
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
 from perfed.engine.store import fingerprint
-from perfed.engine.worker import Kept, Reply
+from perfed.engine.worker import Kept, Reply, Task
 from perfed.errors import ConfigError, QuorumError, StoreError, UpdateError
 from perfed.flower import deployment, keys
 from perfed.flower.coordinate import Terms, words_of
+from perfed.flower.messages import Job
 from perfed.flower.resident import Resident, ask
 from perfed.flower.rollcall import Present
 from perfed.flower.site import Site
@@ -262,3 +265,28 @@ def test_a_key_that_sites_share_is_the_sites_own_and_no_run_names_it(site: Site,
     assert again.exit_code == 2
     other = configuration.resolve({"method": "fedrep", "net": "mlp"})
     assert site.at_home(other) is other
+
+
+@pytest.mark.parametrize("method", ["privacypfedc", "pfedc"])
+def test_scores_leave_a_site_without_labels_where_the_method_says_so(site: Site, method: str) -> None:
+    pytest.importorskip("tenseal")
+    CliRunner().invoke(app, ["site", "key", str(site.directory / "clients.ckks")])
+    config = configuration.resolve({"method": method, "net": {"name": "mlp", "hidden": [8]}, "val_fraction": 0.2})
+    classes = ("0", "1", "2", "9")
+    worker = site.worker(config.toml(), 0, 3, classes)
+    server = Server(worker.method.start(worker.net, 3, worker.plan.initial), worker.plan, 3)
+    received = worker.method.send(server, Peer(0), Round(1, config.rounds))
+    task = Task("evaluate", 0, 1, 0, received, {}, {"seen": True, "adapt": True}, Kept())
+    told = site.answer(task, Job(config.toml(), "r", classes, 3)).state
+    whole = worker.run(task).state
+    assert told.keys() == whole.keys()
+    for name in ("before/test", "before/val", "after/test", "after/val"):
+        matrix, full = told[f"{name}/confusion"], whole[f"{name}/confusion"]
+        assert full.sum(dim=1).count_nonzero() > 1
+        if method == "pfedc":
+            assert torch.equal(matrix, full)
+            continue
+        right, samples = int(full.diagonal().sum()), int(full.sum())
+        assert matrix[0].tolist() == [right, samples - right, 0, 0]
+        assert not matrix[1:].any()
+        assert torch.equal(told[f"{name}/loss"], whole[f"{name}/loss"])

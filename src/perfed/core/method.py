@@ -59,6 +59,8 @@ class Method:
     """what is private, in words"""
     sends: ClassVar[str] = "the whole network"
     """what travels, in words"""
+    labels_stay: ClassVar[bool] = False
+    """whether the server must not learn which classes a site has: its scores tell right from wrong, and no class"""
 
     # What the network is, and which of it stays at home
 

@@ -79,6 +79,7 @@ class Simulation:
         self.scoring = Scoring(
             *(federation, method, settings, self.plan, last, self._task, self._compute, self._blame),
             together=lambda: not self._apart,
+            labels=not (sites and method.labels_stay),
         )
         self.ledger = Ledger()
         self.history: list[dict[str, Any]] = []
