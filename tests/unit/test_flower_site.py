@@ -24,9 +24,9 @@ from perfed.engine.settings import Settings
 from perfed.engine.store import fingerprint
 from perfed.engine.worker import Kept, Reply, Task
 from perfed.errors import ConfigError, QuorumError, StoreError, UpdateError
-from perfed.flower import deployment, keys
+from perfed.flower import answering, deployment, keys, messages
 from perfed.flower.coordinate import Terms, words_of
-from perfed.flower.messages import Job
+from perfed.flower.messages import Job, write_task
 from perfed.flower.resident import Resident, ask
 from perfed.flower.rollcall import Present
 from perfed.flower.site import Site
@@ -290,3 +290,16 @@ def test_scores_leave_a_site_without_labels_where_the_method_says_so(site: Site,
         assert matrix[0].tolist() == [right, samples - right, 0, 0]
         assert not matrix[1:].any()
         assert torch.equal(told[f"{name}/loss"], whole[f"{name}/loss"])
+
+
+def test_a_private_state_that_is_sent_to_a_site_is_refused_undecoded(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration.resolve({"method": "fedrep", "net": {"name": "mlp", "hidden": [8]}})
+    content = write_task(Task("train", 0, 1, 0, {}, state(1)), Job(config.toml(), "r", ("0", "1", "2"), 3))
+    assert "private" in content
+    read: list[object] = []
+    monkeypatch.setattr(messages, "read_state", lambda *given: read.append(given) or {})
+    reply = answering.answer("train", content, str(site.directory), None)
+    assert "keeps its own" in str(reply["reply"]["error"])  # type: ignore[index]
+    assert read == []

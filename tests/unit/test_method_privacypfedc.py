@@ -120,7 +120,7 @@ def seen_by_server(simulation: Watched) -> tuple[bool, bool]:
 
 @pytest.mark.parametrize("encrypt_body", [False, True])
 def test_the_server_sees_no_plaintext(encrypt_body: bool, digits: Federation, tmp_path: Path) -> None:
-    """Its state, its memory of clients, all updates and scores: no branch, no presence, no key; nothing but the body."""
+    """Its state, its memory of clients, updates and scores: no branch, no presence, no key; nothing but the body."""
     path = tmp_path / "keys"
     method = PrivacyPFedC(lr=0.05, keys=str(path), encrypt_body=encrypt_body)
     simulation = run(method, digits, rounds=3, fraction=1.0)

@@ -61,7 +61,7 @@ def summary(values: Numbers, weights: Numbers) -> dict[str, float]:
 
 
 def scores(states: Sequence[State], stage: str, *, labels: bool = True) -> dict[str, Any]:
-    """Local metrics over clients from what workers measured, before or after adaptation; by class if labels are told."""
+    """Local metrics over clients from what workers measured, before or after adaptation; by class with labels."""
     found: dict[str, Any] = {}
     tests = [state[f"{stage}/test/confusion"] for state in states]
     counts = np.array([int(t.sum()) for t in tests], dtype=np.float64)

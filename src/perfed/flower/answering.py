@@ -40,6 +40,8 @@ def _computed(content: RecordDict, site: str | None, partition: int | None) -> R
         nonlocal client
         client = task.client
         if here is not None:
+            if task.kept is None:
+                raise ConfigError("A private state was sent to a site.", "A site keeps its own.")
             return download_limit(here.worker(job.words, task.client, job.clients, job.classes), task)
         if task.kept is not None or task.client != _known(partition):
             raise ConfigError(
