@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from perfed import config as configuration
 from perfed.core import registry
+from perfed.core.client import Client, Update
 from perfed.core.download import verify_download
 from perfed.core.plan import Round
 from perfed.core.server import Peer
@@ -24,12 +25,12 @@ from perfed.data import Federation
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
 from perfed.engine.worker import Kept, Reply, Task
-from perfed.errors import PerfedError, UpdateError
+from perfed.errors import ConfigError, PerfedError, UpdateError
 from perfed.flower.answering import answer
 from perfed.flower.computing import compute
 from perfed.flower.limits import download_limit, upload_limit, wanted
 from perfed.flower.messages import Job, Wanted, read_reply, read_task, write_reply, write_task
-from perfed.flower.payload import HEADER, read_state, write_state
+from perfed.flower.payload import HEADER, Fields, read_state, write_state
 from perfed.prepare import prepare
 from tests.conftest import small_net
 from tests.contract.rows import ROWS
@@ -373,3 +374,52 @@ def test_votes_that_are_no_probabilities_are_refused(simulation: Simulation, vot
     bad = write_reply(replace(reply, state={"probabilities": votes}), simulated=True)
     with pytest.raises(UpdateError, match="Client 0 sent votes"):
         read_reply(bad, task, wanted(simulation.worker, None, task))
+
+
+# Numbers of a method's own
+
+
+@pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf"), 1e308, "undeclared"])
+def test_numbers_that_the_method_does_not_declare_or_that_cannot_be_are_refused(
+    digits: Federation, number: float | str
+) -> None:
+    method = registry.make("fedfomo", lr=0.05, M=3)
+    simulation = Simulation(digits, method.build(small_net(digits)), method, Settings(rounds=3))
+    task, reply = trained(simulation)
+    content = write_reply(reply, simulated=True)
+    good = read_reply(content, task, wanted(simulation.worker, None, task))
+    assert good.scalars["extra"] == reply.scalars["extra"]
+    assert good.scalars["extra"].keys() == {"cost.judged_models"}
+    numbers: Any = content["numbers"]
+    if isinstance(number, str):
+        numbers["extra.cost.bogus"] = 1.0
+    else:
+        numbers["extra.cost.judged_models"] = number
+    with pytest.raises(UpdateError, match=r"Client 0 sent .*extra\.cost\."):
+        read_reply(content, task, wanted(simulation.worker, None, task))
+    simulation.close()
+
+
+def test_a_method_that_does_not_declare_its_numbers_or_measures_is_told_at_once(digits: Federation) -> None:
+    class Counting(registry.method_class("fedavg")):  # type: ignore[misc]
+        def train(self, client: Client) -> Update:
+            update = super().train(client)
+            update.scalars["cost.steps"] = 1
+            return cast(Update, update)
+
+        def measures(self, client: Client, scores: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"sure": scores.amax(dim=1)}
+
+    simulation = Simulation(digits, small_net(digits), Counting(lr=0.05), Settings(rounds=3))
+    with pytest.raises(ConfigError, match=r"cost\.steps.*unannounced"):
+        trained(simulation)
+    with pytest.raises(ConfigError, match=r"sure.*unannounced"):
+        scored(simulation)
+    simulation.close()
+
+
+@pytest.mark.parametrize("classes", [["a" * 201], ["a"] * 10_001, ["a", 1], "a"])
+def test_lists_of_texts_have_limits(classes: Any) -> None:
+    assert Fields({"classes": ["a" * 200] * 10_000}, "x").texts("classes")
+    with pytest.raises(UpdateError, match="at most 200 characters"):
+        Fields({"classes": classes}, "x").texts("classes")

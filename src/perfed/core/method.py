@@ -59,6 +59,8 @@ class Method:
     """what is private, in words"""
     sends: ClassVar[str] = "the whole network"
     """what travels, in words"""
+    scalars: ClassVar[tuple[str, ...]] = ()
+    """names of the plain numbers that an update brings beside its weight; `cost.NAME` is added up in the ledger"""
     labels_stay: ClassVar[bool] = False
     """whether the server must not learn which classes a site has: its scores tell right from wrong, and no class"""
 

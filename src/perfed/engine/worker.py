@@ -144,6 +144,8 @@ class Worker:
 
     def _train(self, client: Client) -> Reply:
         update = self.method.train(client)
+        if strange := sorted(update.scalars.keys() - set(self.method.scalars)):
+            raise ConfigError(f"{self.method.title} sends {strange[0]!r} unannounced.", "Name it in scalars.")
         kept = self.plan.pick(client.weights(), self.plan.private(client.round.t))
         scalars = {"weight": update.weight, "extra": update.scalars, "meter": asdict(client.meter)}
         return Reply(client.id, update.state, kept | client.memory, scalars)

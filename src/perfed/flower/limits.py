@@ -45,7 +45,8 @@ def wanted(worker: Worker, tests: Sequence[int] | None, task: Task) -> Wanted:
         samples["new"] = len(federation.pooled_test())
     elif task.op == "external" and federation.external is not None:
         samples["external"] = len(federation.external)
-    return Wanted(federation.num_classes, upload_limit(worker, task), method.measured(worker.net), samples)
+    size, measures = upload_limit(worker, task), method.measured(worker.net)
+    return Wanted(federation.num_classes, size, measures, method.scalars, samples)
 
 
 def _bytes(state: State) -> int:

@@ -22,6 +22,10 @@ SHA = re.compile(r"[0-9a-f]{64}(/[0-9a-f]{64})?")
 METER = tuple(Meter.__dataclass_fields__)
 MOST_SAMPLES = 10**12
 """Samples of one client; more are refused."""
+SECONDS = 1e9
+"""The longest that a task can take."""
+SCALAR = 1e15
+"""Numbers of a method's own from here on are refused."""
 TOTAL = 1e100
 """Sums over a client's samples from here on are refused: those of all clients must stay finite, and their squares."""
 
@@ -45,6 +49,8 @@ class Wanted:
     """bytes of arrays"""
     measures: tuple[str, ...] = ()
     """names of the method's own measures"""
+    scalars: tuple[str, ...] = ()
+    """names of the numbers that an update brings beside its weight"""
     samples: Mapping[str, int] = field(default_factory=dict)
     """how many samples are scored of each part, or voted on, as far as that is known"""
 
@@ -138,11 +144,15 @@ def read_reply(content: RecordDict, task: Task, wanted: Wanted) -> Reply:
     if (kept is not None) != (task.kept is not None and task.op == "train"):
         raise UpdateError(f"{sender} {'sent no' if kept is None else 'sent a'} sum of what it keeps.")
     numbers = Fields(record(content, "numbers", MetricRecord, sender), sender)
-    scalars: dict[str, object] = {"seconds": numbers.number("seconds", 0)}
+    scalars: dict[str, object] = {"seconds": numbers.number("seconds", 0, SECONDS)}
     if task.op == "train":
         scalars["weight"] = numbers.number("weight")
-        scalars["meter"] = {name: numbers.whole(f"meter.{name}", 0, 2**62) for name in METER}
-        scalars["extra"] = numbers.beginning("extra.")
+        scalars["meter"] = {name: numbers.whole(f"meter.{name}") for name in METER}
+        scalars["extra"] = {
+            name: numbers.number(f"extra.{name}", 0 if name.startswith("cost.") else -SCALAR, SCALAR)
+            for name in wanted.scalars
+            if numbers.has(f"extra.{name}")
+        }
     numbers.end()
     state = read_state(record(content, "state", ArrayRecord, sender), sender, wanted.arrays)
     if task.op == "evaluate":

@@ -52,6 +52,7 @@ class PrivacyPFedC(PFedC):
         " CKKS: Cheon, Kim, Kim, Song: Homomorphic Encryption for Arithmetic of Approximate Numbers. ASIACRYPT 2017"
     )
     keeps = "the branches of classes that the client does not have, and the secret key"
+    scalars = ("cost.decrypt_seconds", "cost.encrypt_seconds", "cost.ciphertext_bytes")
     labels_stay = True
     sends = "the body, and sealed: the branches of the client's classes and which classes these are"
 
