@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Iterator
@@ -19,23 +20,29 @@ from perfed.core import registry
 from perfed.core.client import Client, Update
 from perfed.core.download import verify_download
 from perfed.core.plan import Round
-from perfed.core.server import Peer
+from perfed.core.server import Peer, Server
 from perfed.core.state import State
 from perfed.data import Federation
+from perfed.engine import evaluate
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
 from perfed.engine.worker import Kept, Reply, Task
 from perfed.errors import ConfigError, PerfedError, UpdateError
+from perfed.flower import deployment
 from perfed.flower.answering import answer
 from perfed.flower.computing import compute
 from perfed.flower.limits import download_limit, upload_limit, wanted
 from perfed.flower.messages import Job, Wanted, read_reply, read_task, write_reply, write_task
 from perfed.flower.payload import HEADER, Fields, read_state, write_state
+from perfed.flower.rollcall import Present
+from perfed.flower.site import Site
 from perfed.prepare import prepare
 from tests.conftest import small_net
 from tests.contract.rows import ROWS
+from tests.e2e.cluster import pictures
 
-MUTATIONS = int(os.environ.get("PERFED_MUTATIONS", "300"))
+MUTATIONS = int(os.environ.get("PERFED_MUTATIONS", "1000")) // 10
+"""damaged messages, a tenth of them; each kind of message takes one or two tenths"""
 JOB = Job("rounds = 3\n", "r", ("a", "b"), 6)
 
 
@@ -172,24 +179,26 @@ def test_mutated_messages_neither_crash_nor_pass(simulation: Simulation) -> None
     """Whatever is changed, the reply is refused with a message, or it is one that an honest client could send."""
     task, reply = trained(simulation)
     accepted = 0
-    for seed in range(MUTATIONS):
+    for seed in range(2 * MUTATIONS):
         chance = random.Random(seed)
         content = write_reply(reply, simulated=True)
         what = mutate(content, chance)
         if not refused(simulation, content, task):
             accepted += 1
             back = read_reply(content, task, Wanted(10))
+            assert back.scalars["extra"] == {}, what
+            assert back.scalars["seconds"] <= 1e9, what
             assert all(bool(torch.isfinite(t).all()) for t in back.state.values() if t.is_floating_point()), what
             assert 0 < back.scalars["weight"] < 1e12, what
             assert {n: t.shape for n, t in back.state.items()} == {n: t.shape for n, t in reply.state.items()}, what
-    assert accepted < MUTATIONS / 2  # what passes are bits of values that stay finite, and harmless numbers
+    assert accepted < MUTATIONS  # what passes are bits of values that stay finite, and harmless numbers
 
 
 def test_mutated_downloads_neither_crash_nor_pass(simulation: Simulation) -> None:
     """At the client's side too: what is not a task of this method is refused in words, naming the server."""
     task, job = simulation._task("train", 0, 1), Job("rounds = 3\n", "r", ("a", "b"), 6)
     accepted = 0
-    for seed in range(MUTATIONS):
+    for seed in range(2 * MUTATIONS):
         content = write_task(task, job)
         what = mutate(content, random.Random(seed), ["received", "private"], ["task", "task"])
         try:
@@ -202,7 +211,7 @@ def test_mutated_downloads_neither_crash_nor_pass(simulation: Simulation) -> Non
         accepted += 1
         assert all(bool(torch.isfinite(t).all()) for t in found.received.values() if t.is_floating_point()), what
         assert {n: t.shape for n, t in found.received.items()} == {n: t.shape for n, t in task.received.items()}, what
-    assert accepted < MUTATIONS / 2
+    assert accepted < MUTATIONS
 
 
 def test_a_mutated_message_is_answered_whatever_it_is(tmp_path: Path) -> None:
@@ -211,15 +220,92 @@ def test_a_mutated_message_is_answered_whatever_it_is(tmp_path: Path) -> None:
     prepared = prepare(configuration.resolve(configuration.parse(words)))
     simulation = prepared.simulation(tmp_path)
     task, job, errors = simulation._task("train", 1, 1), Job(prepared.config.toml()), 0
-    for seed in range(MUTATIONS // 3):
+    for seed in range(MUTATIONS):
         content = write_task(task, job)
         what = mutate(content, random.Random(seed), ["received", "private"], ["task", "task"])
         reply = answer("train", content, None, 1)
         plain: Any = reply["reply"]
         errors += "error" in plain
         assert "error" not in plain or len(plain["error"]) > 10, what
-    assert errors > MUTATIONS / 9
+    assert errors > MUTATIONS / 3
     simulation.close()
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_mutated_scores_neither_crash_nor_pass(by_class: Simulation, declared: bool) -> None:
+    """Whatever is changed, what is accepted can be put together with the others' scores, and is finite."""
+    task, reply = scored(by_class, seen=True, adapt=True)
+    other = by_class.worker.run(by_class._task("evaluate", 1, 1, seen=True, adapt=True)).state
+    tests = [len(by_class.federation.rows(0, "test"))] if declared else None
+    known, accepted = wanted(by_class.worker, tests, task), 0
+    for seed in range(MUTATIONS):
+        content = write_reply(reply, simulated=True)
+        what = mutate(content, random.Random(seed), ["state", "state", "state", "private"])
+        try:
+            found = read_reply(content, task, known).state
+        except PerfedError:
+            continue
+        accepted += 1
+        for name in ("before/test/confusion", "after/test/confusion"):
+            assert found[name].sum() == reply.state[name].sum(), what
+        for stage in ("before", "after"):
+            for states in ([found, other], [other, found]):
+                values = evaluate.scores(states, stage).values()
+                assert all(math.isfinite(value) for value in values), what
+    assert accepted < MUTATIONS / 2
+
+
+def test_mutated_roll_call_answers_neither_crash_nor_pass() -> None:
+    good, accepted = Present(None, "anna", 100, 20, ("a", "b"), (1, 8, 8), "0" * 64), 0
+    strange = [-1, 0, 2**62, 10**13, 1.5, float("nan"), "", "x" * 81, b"x", True, [], [1, 2], [0, 8, 8], ["a", "a"]]
+    strange += [["x" * 201], ["c"] * 10_001, [4097, 8, 8], ["a"], "simulated", "error", "1" * 64, "G" * 64]
+    for seed in range(MUTATIONS):
+        content, chance = good.write(), random.Random(seed)
+        plain: Any = content["present"]
+        key, how = chance.choice([*plain, "strange"]), chance.random()
+        if how < 0.8:
+            plain[key] = chance.choice(strange)
+        elif how < 0.9:
+            plain.pop(key, None)
+        else:
+            content[chance.choice(["present", "more"])] = chance.choice([ArrayRecord(), MetricRecord({"a": 1})])
+        try:
+            found = Present.read(content, "anna")
+        except UpdateError:
+            continue
+        accepted += 1
+        assert found.partition is None or found.partition >= 0, key
+        assert found.partition is not None or 1 <= min(found.train, found.test) <= max(found.train, found.test) <= 1e12
+        assert found.partition is not None or (len(found.shape) == 3 and 1 <= min(found.shape) <= max(found.shape))
+        assert len(found.name) <= 80, key
+        assert len(set(found.classes)) == len(found.classes), key
+    assert accepted < MUTATIONS / 2
+
+
+def test_a_mutated_task_is_answered_by_a_site_whatever_it_is(tmp_path: Path) -> None:
+    """As the site's node reads it, from its directory: nothing but answers, and no private state in any."""
+    pictures(tmp_path / "data", each=20)
+    deployment.init_site(tmp_path / "anna", "anna", str(tmp_path / "data" / "anna"), "host:8100")
+    config = configuration.resolve({"method": "fedrep", "net": {"name": "mlp", "hidden": [4]}, "rounds": 2})
+    job = Job(config.toml(), "r", ("0", "1", "2"), 3)
+    worker = Site.load(tmp_path / "anna").worker(job.words, 0, 3, job.classes)
+    server = Server(worker.method.start(worker.net, 3, worker.plan.initial), worker.plan, 3)
+    received, errors = worker.method.send(server, Peer(0), Round(1, 2)), 0
+    shapes = {name: tensor.shape for name, tensor in worker.method.schema(server, Round(1, 2)).items()}
+    for seed in range(2 * MUTATIONS):
+        chance = random.Random(seed)
+        op: Any = chance.choice(["train", "evaluate"])
+        content = write_task(Task(op, 0, 1, 0, received, {}, {"seen": True}, Kept()), job)
+        what = mutate(content, chance, ["received"], ["task"])
+        reply = answer(op, content, str(tmp_path / "anna"), None)
+        plain: Any = reply["reply"]
+        errors += "error" in plain
+        assert "error" not in plain or len(plain["error"]) > 10, what
+        assert "private" not in reply, what
+        if "error" not in plain and op == "train":
+            state = read_state(cast(ArrayRecord, reply["state"]), "x")
+            assert {name: tensor.shape for name, tensor in state.items()} == shapes, what
+    assert errors > MUTATIONS
 
 
 def mutate(
