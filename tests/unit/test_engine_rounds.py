@@ -20,7 +20,7 @@ from perfed.core import registry
 from perfed.core.client import Client
 from perfed.core.fit import Phase
 from perfed.core.method import Method, probabilities
-from perfed.core.state import to_bytes
+from perfed.core.state import finite, to_bytes
 from perfed.data import Federation, federate, from_tensors
 from perfed.engine import evaluate
 from perfed.engine.executors import Pool, Serial, WorkerError
@@ -28,7 +28,9 @@ from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Outcome, Settings
 from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import ConfigError, NetError, SplitError
+from perfed.methods.pfedc import PRESENCE
 from tests.conftest import batchnorm_net, small_net
+from tests.contract.rows import ROWS
 
 
 def start(federation: Federation, method: Method | str = "fedavg", **more: Any) -> Simulation:
@@ -72,6 +74,87 @@ def test_garbage_costs_only_its_sender(spoil: Callable[[Reply], Reply], word: st
     assert (fault["t"], fault["client"]) == (1, 2)
     assert "Client 2" in fault["reason"]
     assert word in fault["reason"]
+
+
+def enormous(reply: Reply) -> Reply:
+    """Finite in itself, and of the right names, shapes and types; where presence is told, of all classes."""
+    huge = {
+        name: torch.full_like(value, 1.0 if name == PRESENCE else 3e38) if value.is_floating_point() else value
+        for name, value in reply.state.items()
+    }
+    return dataclasses.replace(reply, state=huge)
+
+
+def test_values_that_overflow_together_cost_their_senders_and_not_the_others(digits: Federation) -> None:
+    def without(reply: Reply) -> Reply:
+        return Reply(reply.client, {}, {}, {"error": "left out"})
+
+    states = []
+    for change in (enormous, without):
+        bad = start(digits, "pfedc", tamper=lambda reply, t, do=change: do(reply) if reply.client in (1, 4) else reply)
+        bad.step(1)
+        assert {(fault["t"], fault["client"]) for fault in bad.faults} == {(1, 1), (1, 4)}
+        states.append((bad.store.state_sha256(), bad.ledger.samples, bad.ledger.bytes_up))
+        if change is enormous:
+            assert all(f"Client {fault['client']} sent" in fault["reason"] for fault in bad.faults)
+            assert all("would not be finite" in fault["reason"] for fault in bad.faults)
+        bad.close()
+    assert states[0] == states[1]
+
+
+def test_a_round_whose_updates_all_overflow_changes_nothing(digits: Federation) -> None:
+    simulation = start(digits, "pfedc", tamper=lambda reply, t: enormous(reply))
+    before = dict(simulation.server.state)
+    simulation.step(1)
+    assert len(simulation.faults) == digits.num_clients
+    assert all(torch.equal(simulation.server.state[name], tensor) for name, tensor in before.items())
+    simulation.close()
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.travels])
+def test_no_method_commits_what_is_not_finite_or_falls_over(name: str, digits: Federation) -> None:
+    """Whatever a method computes from enormous values of two clients."""
+    row = ROWS[name]
+    method = registry.make(name, **{"lr": 0.05, **row.hyper})
+    net = method.build(small_net(digits, row.net))
+    made = Simulation(
+        *(digits, net, method, Settings(rounds=20, eval_every=10)),
+        tamper=lambda reply, t: enormous(reply) if reply.client in (2, 3) else reply,
+    )
+    made.step(1)
+    slots = [made.server.slots[client] for client in made.server.slots.known()]
+    assert all(finite(tensor) for state in (made.server.state, *slots) for tensor in state.values())
+    assert {fault["client"] for fault in made.faults} <= {2, 3}
+    made.close()
+
+
+def test_a_method_that_falls_over_by_itself_is_not_blamed_on_clients(digits: Federation) -> None:
+    class Broken(registry.method_class("fedavg")):  # type: ignore[misc]
+        def combine(self, *_: object) -> dict[str, torch.Tensor]:
+            raise ValueError("a mistake")
+
+    simulation = start(digits, Broken(lr=0.05))
+    with pytest.raises(ValueError, match="a mistake"):
+        simulation.step(1)
+    simulation.close()
+
+
+def test_a_weight_beyond_a_clients_samples_is_refused_where_clients_answer_for_themselves(digits: Federation) -> None:
+    class Apart(Serial):
+        apart = True
+
+    limit = 2 * digits.size(2)
+    for weight, fine in ((limit, True), (limit + 1, False), (9e11, False)):
+        simulation = start(
+            digits,
+            executor=Apart,
+            tamper=lambda reply, t, weight=weight: weighing(weight)(reply) if reply.client == 2 else reply,
+        )
+        simulation.step(1)
+        reasons = [fault["reason"] for fault in simulation.faults]
+        simulation.close()
+        refused = [f"[E500] Client 2 sent the weight {weight:g}; it has {limit // 2} training samples."]
+        assert reasons == ([] if fine else refused)
 
 
 def test_a_round_in_which_all_updates_are_bad_changes_nothing(digits: Federation) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from perfed.core import registry
 from perfed.data import Federation, federate
-from perfed.engine import stacking
+from perfed.engine import evaluate, stacking
 from perfed.engine.executors import Serial
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
@@ -93,3 +93,11 @@ def test_stacked_samples_are_the_clients_own(digits: Federation) -> None:
     for place, client in enumerate((4, 1)):
         assert torch.equal(split.x[owner == place], digits.client(client).test.x)
         assert torch.equal(split.y[owner == place], digits.client(client).test.y)
+
+
+def test_a_client_without_test_samples_has_no_measure_and_ends_nothing() -> None:
+    whole = {"before/test/loss": torch.tensor(1.0), "before/val/confusion": torch.zeros(2, 2, dtype=torch.int64)}
+    some = whole | {"before/test/confusion": torch.eye(2).long(), "before/test/measure/task": torch.tensor(1.0)}
+    none = whole | {"before/test/confusion": torch.zeros(2, 2).long(), "before/test/measure/task": torch.tensor(0.0)}
+    assert evaluate.scores([some, none], "before")["task.mean"] == 0.5
+    assert evaluate.scores([none, some], "before")["task.mean"] == 0.5

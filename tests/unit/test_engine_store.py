@@ -185,3 +185,28 @@ def test_ciphertexts_are_guarded_against_damage_but_not_part_of_the_hash(tmp_pat
     path.write_bytes(data[:spot] + b"\x07" + data[spot + 1 :])
     with Store(tmp_path / "0", "print") as store, pytest.raises(StoreError, match="damaged"):
         store.server()
+
+
+def test_a_client_can_be_forgotten_before_the_commit_wherever_its_state_waits(tmp_path: Path) -> None:
+    """In memory or on disk: it stays as the last round left it, and nobody else loses anything."""
+
+    def state(value: float) -> State:
+        return {"w": torch.full((100,), value)}
+
+    with Store(tmp_path, "f", cache_bytes=1000) as store:
+        for client in range(8):
+            store.put_client(client, 1, state(client))
+        store.commit(1, {})
+        for client in range(8):  # two fit in memory: the first ones are on disk by now
+            store.put_client(client, 2, state(10.0 + client))
+        assert store.client(0)[1]["w"][0] == 10
+        store.forget_client(0)
+        store.forget_client(7)
+        store.commit(2, {})
+        seen = {client: (store.client(client)[0], float(store.client(client)[1]["w"][0])) for client in range(8)}
+    want = {client: (2, 10.0 + client) for client in range(1, 7)} | {0: (1, 0.0), 7: (1, 7.0)}
+    assert seen == want
+    with Store(tmp_path, "f") as store:
+        assert {
+            client: (store.client(client)[0], float(store.client(client)[1]["w"][0])) for client in range(8)
+        } == want

@@ -220,3 +220,21 @@ def test_a_bad_node_costs_its_own_update_and_is_named(prepared: Prepared, fault:
     ).run()
     assert without is not None
     assert outcome.state_sha256 == without.state_sha256  # the others' round is what it would be without it
+
+
+@pytest.mark.parametrize("name", ["before/test/measure/bogus", "before/test/loss"])
+def test_bad_scores_cost_their_sender_the_score_and_not_the_run(prepared: Prepared, name: str, tmp_path: Any) -> None:
+    def answers(client: int, t: int, message: Message) -> list[Message]:
+        reply = honest(message)
+        if client == 0 and message.metadata.message_type == "evaluate":
+            state: Any = reply.content["state"]
+            state[name] = Array(np.array(np.nan))
+        return [reply]
+
+    grid = Grid(answers)
+    executor = Nodes(grid, Job(prepared.config.toml()), grid, 10, deadline=60.0)  # type: ignore[arg-type]
+    outcome = prepared.simulation(tmp_path, executor=executor.limited).run()
+    assert outcome is not None
+    assert {(fault["client"], name in fault["reason"]) for fault in outcome.faults} == {(0, True)}
+    assert outcome.clients["ids"] == [1, 2, 3]
+    assert all(np.isfinite(value) for value in outcome.metrics.values())

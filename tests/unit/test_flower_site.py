@@ -30,7 +30,7 @@ from perfed.engine.settings import Settings
 from perfed.engine.store import fingerprint
 from perfed.engine.worker import Kept, Reply, Task
 from perfed.errors import ConfigError, QuorumError, StoreError, UpdateError
-from perfed.flower import deployment, keys
+from perfed.flower import answering, deployment, keys, messages
 from perfed.flower import resident as residents
 from perfed.flower import site as sites
 from perfed.flower.answering import answer
@@ -587,3 +587,41 @@ def test_a_key_that_sites_share_is_the_sites_own_and_no_run_names_it(site: Site,
     assert again.exit_code == 2
     other = configuration.resolve({"method": "fedrep", "net": "mlp"})
     assert site.at_home(other) is other
+
+
+@pytest.mark.parametrize("method", ["privacypfedc", "pfedc"])
+def test_scores_leave_a_site_without_labels_where_the_method_says_so(site: Site, method: str) -> None:
+    pytest.importorskip("tenseal")
+    CliRunner().invoke(app, ["site", "key", str(site.directory / "clients.ckks")])
+    config = configuration.resolve({"method": method, "net": {"name": "mlp", "hidden": [8]}, "val_fraction": 0.2})
+    classes = ("0", "1", "2", "9")
+    worker = site.worker(config.toml(), 0, 3, classes)
+    server = Server(worker.method.start(worker.net, 3, worker.plan.initial), worker.plan, 3)
+    received = worker.method.send(server, Peer(0), Round(1, config.rounds))
+    task = Task("evaluate", 0, 1, 0, received, {}, {"seen": True, "adapt": True}, Kept())
+    told = site.answer(task, Job(config.toml(), "r", classes, 3)).state
+    whole = worker.run(task).state
+    assert told.keys() == whole.keys()
+    for name in ("before/test", "before/val", "after/test", "after/val"):
+        matrix, full = told[f"{name}/confusion"], whole[f"{name}/confusion"]
+        assert full.sum(dim=1).count_nonzero() > 1
+        if method == "pfedc":
+            assert torch.equal(matrix, full)
+            continue
+        right, samples = int(full.diagonal().sum()), int(full.sum())
+        assert matrix[0].tolist() == [right, samples - right, 0, 0]
+        assert not matrix[1:].any()
+        assert torch.equal(told[f"{name}/loss"], whole[f"{name}/loss"])
+
+
+def test_a_private_state_that_is_sent_to_a_site_is_refused_undecoded(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration.resolve({"method": "fedrep", "net": {"name": "mlp", "hidden": [8]}})
+    content = write_task(Task("train", 0, 1, 0, {}, state(1)), Job(config.toml(), "r", ("0", "1", "2"), 3))
+    assert "private" in content
+    read: list[object] = []
+    monkeypatch.setattr(messages, "read_state", lambda *given: read.append(given) or {})
+    reply = answering.answer("train", content, str(site.directory), None)
+    assert "keeps its own" in str(reply["reply"]["error"])  # type: ignore[index]
+    assert read == []

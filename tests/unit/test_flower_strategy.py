@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MessageType
+from flwr.app import Array, ArrayRecord, Error, Message, MessageType
 from flwr.supercore.task_identity import TaskIdentity
 
 import perfed
@@ -119,6 +119,27 @@ def test_a_node_that_is_silent_costs_its_update_and_is_named(tmp_path: Path) -> 
     found = start(made, Grid(silent=102))
     assert found.train_metrics_clientapp[1] == {"replies": 3, "failures": 1}
     assert {fault["client"] for fault in made.result.faults} == {2}
+
+
+def test_what_flower_says_about_a_node_is_told(tmp_path: Path) -> None:
+    """Flower answers in a node's place as node 1, and only the message it answers tells for whom."""
+
+    class Gone(Grid):
+        def pull_messages(self, numbers: Iterable[str]) -> list[Message]:
+            found = super().pull_messages(numbers)
+            for place, message in enumerate(found):
+                if message.metadata.src_node_id == 102 and message.metadata.message_type == MessageType.TRAIN:
+                    found[place] = made = Message(
+                        Error(code=4, reason="Node Unavailable: no heartbeat"), reply_to=message
+                    )
+                    made.metadata.__dict__["_src_node_id"] = 1
+                    made.metadata.__dict__["_reply_to_message_id"] = message.metadata.reply_to_message_id
+            return found
+
+    made = strategy("fedavg", tmp_path / "run", fraction=1.0)
+    start(made, Gone())
+    assert {fault["client"] for fault in made.result.faults} == {2}
+    assert all("no heartbeat" in fault["reason"] for fault in made.result.faults)
 
 
 def test_garbage_costs_its_sender_the_update(tmp_path: Path) -> None:

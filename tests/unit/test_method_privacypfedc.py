@@ -16,9 +16,12 @@ from perfed.core.plan import Round
 from perfed.core.registry import make
 from perfed.core.state import State, to_bytes
 from perfed.data import Federation
+from perfed.engine import evaluate
+from perfed.engine.evaluate import without_labels
 from perfed.engine.executors import Serial
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Outcome, Settings
+from perfed.engine.store import fingerprint
 from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import StoreError, UpdateError
 from perfed.methods.pfedc import PRESENCE
@@ -79,17 +82,53 @@ def test_same_bits_although_ciphertexts_are_random(digits: Federation) -> None:
     assert not torch.equal(first.server.state[BRANCH], second.server.state[BRANCH])
 
 
+def told(simulation: Simulation) -> list[Reply]:
+    """What sites say when they are scored: before and after adaptation, on test and validation data."""
+    found = []
+    for client in range(simulation.federation.num_clients):
+        reply = simulation.worker.run(simulation._task("evaluate", client, 3, seen=True, adapt=True))
+        assert reply.error is None
+        state = without_labels(reply.state) if simulation.method.labels_stay else reply.state
+        found.append(Reply(client, state, {}, {}))
+    return found
+
+
+def seen_by_server(simulation: Watched) -> tuple[bool, bool]:
+    """Whether any client's branch, and whether any client's label presence, is in what the server has or is sent."""
+    scores = told(simulation)
+    seen = to_bytes(simulation.server.state) + b"".join(to_bytes(reply.state) for reply in [*simulation.sent, *scores])
+    branch = presence = False
+    for reply in simulation.sent:
+        held = simulation.federation.client(reply.client).class_counts > 0
+        for name in head_names(simulation.worker.net):
+            rows = reply.private[name]
+            whole = [rows, rows * held.view(-1, *[1] * (rows.dim() - 1))]  # of a bias, all its values together
+            for values in (*rows[held].view(int(held.sum()), -1), *whole):
+                if values.numel() > 1:
+                    forms = (values, values.double(), ckks.on_grid(values))
+                    branch |= any(form.numpy().tobytes() in seen for form in forms)
+        forms = (held, held.float(), held.double(), held.long())
+        presence |= any(form.numpy().tobytes() in seen for form in forms)
+    for reply in scores:
+        data = simulation.federation.client(reply.client)
+        for name, matrix in reply.state.items():
+            if name.endswith("confusion"):
+                y = (data.test if "/test/" in name else data.val).y
+                presence |= len(y) > 0 and torch.equal(matrix.sum(dim=1), torch.bincount(y, minlength=len(matrix)))
+    return branch, presence
+
+
 @pytest.mark.parametrize("encrypt_body", [False, True])
 def test_the_server_sees_no_plaintext(encrypt_body: bool, digits: Federation, tmp_path: Path) -> None:
-    """Its state, its memory of clients and all updates: no branch, no presence, no key; nothing but the body."""
+    """Its state, its memory of clients, updates and scores: no branch, no presence, no key; nothing but the body."""
     path = tmp_path / "keys"
     method = PrivacyPFedC(lr=0.05, keys=str(path), encrypt_body=encrypt_body)
     simulation = run(method, digits, rounds=3, fraction=1.0)
     for t in (1, 2, 3):
         simulation.step(t)
     assert simulation.server.slots.known() == []
-    simulation.close()
     head = set(head_names(simulation.worker.net))
+    assert any(name.endswith("bias") for name in head)
     body = set() if encrypt_body else set(simulation.plan.parts) - head
     sealed = {BRANCH, BODY} if encrypt_body else {BRANCH}
     for reply in simulation.sent:
@@ -98,20 +137,57 @@ def test_the_server_sees_no_plaintext(encrypt_body: bool, digits: Federation, tm
     for name in head:
         assert torch.equal(simulation.server.state[name], simulation.plan.initial[name]), "the common first value"
     seen = to_bytes(simulation.server.state) + b"".join(to_bytes(reply.state) for reply in simulation.sent)
-    secret = path.read_bytes()
-    assert secret[5000:5032] not in seen
-    for reply in simulation.sent:
-        for name in head:
-            for row in reply.private[name].view(10, -1):
-                for values in (row, row.double(), ckks.on_grid(row)):
-                    if values.numel() > 1:
-                        assert values.numpy().tobytes() not in seen
-        held = digits.client(reply.client).class_counts > 0
-        for values in (held, held.float(), held.double(), held.long()):
-            assert values.numpy().tobytes() not in seen
+    assert path.read_bytes()[5000:5032] not in seen
+    assert seen_by_server(simulation) == (False, False)
     assert len({tuple((n, v.shape) for n, v in reply.state.items()) for reply in simulation.sent}) == 1
     if encrypt_body:
-        assert {reply.scalars["weight"] for reply in simulation.sent} == {1.0}, "data sizes are sealed too"
+        assert {reply.scalars["weight"] for reply in simulation.sent} == {1.0}, "the weights tell no data sizes"
+    simulation.close()
+
+
+def test_the_same_search_finds_branches_and_presence_where_they_are_open(digits: Federation) -> None:
+    simulation = run(make("pfedc", lr=0.05), digits, rounds=3, fraction=1.0)
+    for t in (1, 2, 3):
+        simulation.step(t)
+    assert seen_by_server(simulation) == (True, True)
+    simulation.close()
+
+
+def test_scores_without_labels_have_the_same_accuracy(digits: Federation) -> None:
+    simulation = run(make("pfedc", lr=0.05), digits, rounds=1)
+    simulation.step(1)
+    states = [reply.state for reply in told(simulation)]
+    folded = [without_labels(state) for state in states]
+    for stage in ("before", "after"):
+        whole = evaluate.scores(states, stage)
+        assert whole.pop("macro_f1") >= 0
+        assert evaluate.scores(folded, stage, labels=False) == whole
+        assert evaluate.per_client(folded, stage) == evaluate.per_client(states, stage)
+    simulation.close()
+
+
+def test_the_coordinator_reports_nothing_by_class(digits: Federation) -> None:
+    """Sites that keep their states, and whose scores tell no labels."""
+
+    class Sites(Serial):
+        apart = True
+
+        def run(self, tasks: Sequence[Task], done: Any = None) -> list[Reply]:
+            found = []
+            for task, reply in zip(tasks, super().run(tasks, done), strict=True):
+                kept = fingerprint(reply.private) if task.op == "train" else None
+                found.append(Reply(reply.client, without_labels(reply.state), {}, reply.scalars, kept))
+            return found
+
+    method = PrivacyPFedC(lr=0.05)
+    settings = Settings(rounds=1, new=False)
+    simulation = Simulation(digits, method.build(small_net(digits)), method, settings, executor=Sites, sites=True)
+    outcome = finished(simulation)
+    plain = finished(run(method, digits, rounds=1, fraction=1.0))
+    assert not any("macro_f1" in name for name in outcome.metrics)
+    assert "confusion" not in outcome.clients
+    assert "confusion" in plain.clients
+    assert outcome.clients["ids"] == plain.clients["ids"]
 
 
 def test_the_server_never_asks_for_a_key(digits: Federation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,10 @@ class Method:
     """what is private, in words"""
     sends: ClassVar[str] = "the whole network"
     """what travels, in words"""
+    scalars: ClassVar[tuple[str, ...]] = ()
+    """names of the plain numbers that an update brings beside its weight; `cost.NAME` is added up in the ledger"""
+    labels_stay: ClassVar[bool] = False
+    """whether the server must not learn which classes a site has: its scores tell right from wrong, and no class"""
 
     # What the network is, and which of it stays at home
 
@@ -168,6 +172,10 @@ class Method:
     def measures(self, client: Client, scores: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Further values per sample to be averaged and reported as `local.NAME.mean`, from what `predict` returned."""
         return {}
+
+    def measured(self, net: Net) -> tuple[str, ...]:
+        """The names that `measures` gives; every client reports all of them, and no other."""
+        return ()
 
     def chosen(self, net: Net) -> tuple[str, ...]:
         """The layers that fine-tuning trains."""

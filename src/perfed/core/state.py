@@ -140,13 +140,21 @@ def check(state: Mapping[str, Tensor], schema: Mapping[str, Tensor], sender: str
                 f"{sender} sent {name} as {tensor.dtype} {tuple(tensor.shape)},"
                 f" not as {want.dtype} {tuple(want.shape)}."
             )
-        if tensor.is_floating_point() and not finite(tensor):
+        if not finite(tensor):
             raise UpdateError(f"{sender} sent values in {name} that are not finite.")
 
 
 def finite(tensor: Tensor) -> bool:
     """Whether every value is finite, in one pass that allocates nothing: a value that is not shows in the extremes."""
-    return not tensor.numel() or all(map(math.isfinite, (end.item() for end in tensor.detach().aminmax())))
+    if not tensor.numel() or not tensor.is_floating_point():
+        return True
+    return all(map(math.isfinite, (end.item() for end in tensor.detach().aminmax())))
+
+
+def largest(state: Mapping[str, Tensor]) -> float:
+    """The largest absolute value of a state's real numbers."""
+    real = [tensor for tensor in state.values() if tensor.is_floating_point() and tensor.numel()]
+    return max((abs(end.item()) for tensor in real for end in tensor.detach().aminmax()), default=0.0)
 
 
 def _some(names: Iterable[str]) -> str:

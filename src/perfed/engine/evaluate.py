@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,6 +32,19 @@ def macro_f1(confusion: Tensor) -> float:
     return float(f1[present].mean())
 
 
+def without_labels(state: State) -> State:
+    """Scores whose matrices tell right (first cell) from wrong (second), and nothing about any class."""
+    return {name: _folded(value) if name.endswith("/confusion") else value for name, value in state.items()}
+
+
+def _folded(confusion: Tensor) -> Tensor:
+    folded, right = torch.zeros_like(confusion), confusion.diagonal().sum()
+    folded[0, 0] = right
+    if len(folded) > 1:
+        folded[0, 1] = confusion.sum() - right
+    return folded
+
+
 def summary(values: Numbers, weights: Numbers) -> dict[str, float]:
     """Mean over clients, weighted by samples and not, spread over clients, and the worst tenth."""
     known = np.isfinite(values)
@@ -46,8 +60,8 @@ def summary(values: Numbers, weights: Numbers) -> dict[str, float]:
     }
 
 
-def scores(states: Sequence[State], stage: str) -> dict[str, Any]:
-    """Local metrics over clients from what workers measured, before or after adaptation."""
+def scores(states: Sequence[State], stage: str, *, labels: bool = True) -> dict[str, Any]:
+    """Local metrics over clients from what workers measured, before or after adaptation; by class with labels."""
     found: dict[str, Any] = {}
     tests = [state[f"{stage}/test/confusion"] for state in states]
     counts = np.array([int(t.sum()) for t in tests], dtype=np.float64)
@@ -55,10 +69,11 @@ def scores(states: Sequence[State], stage: str) -> dict[str, Any]:
     losses = np.array([float(state[f"{stage}/test/loss"]) for state in states])
     if counts.sum():
         found["loss"] = float(losses.sum() / counts.sum())
+    if counts.sum() and labels:
         found["macro_f1"] = float(np.nanmean([macro_f1(t) for t in tests]))
     prefix = f"{stage}/test/measure/"
     for name in sorted(key for key in states[0] if key.startswith(prefix)):
-        values = np.array([float(state[name]) for state in states]) / np.maximum(counts, 1)
+        values = np.array([float(state[name]) for state in states]) / np.where(counts > 0, counts, np.nan)
         found |= {f"{name.removeprefix(prefix)}.{k}": v for k, v in summary(values, counts).items()}
     vals = [state[f"{stage}/val/confusion"] for state in states]
     weights = np.array([int(v.sum()) for v in vals], dtype=np.float64)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from perfed.core.client import Client, Update
 from perfed.core.method import Method
 from perfed.core.plan import Round
 from perfed.core.server import Peer, Server, Slots
-from perfed.core.state import State, check, digest
+from perfed.core.state import State, check, digest, finite, largest
 from perfed.data.federation import Federation
 from perfed.engine import evaluate, executors
 from perfed.engine.cohort import CohortWorker
@@ -34,6 +35,12 @@ from perfed.nets.net import Net
 
 HEAVIEST = 1e12
 """Weights from here on are refused: no client has so many samples."""
+HEAVIER = 2.0
+"""How many times its training samples the weight of a client may be where each answers for itself."""
+NEAR = 1e-3
+"""Who has values of at least this share of the largest one is left out with it, if they cannot be combined."""
+HUGE = 1e15
+"""Values from here on are what makes a combination fail; below, the failure is the method's own."""
 
 
 class Simulation:
@@ -72,7 +79,8 @@ class Simulation:
         last = LastScores(method, lambda: self.server.state)
         self.scoring = Scoring(
             *(federation, method, settings, self.plan, last, self._task, self._compute, self._blame),
-            together=lambda: not getattr(self.executor, "apart", False),
+            together=lambda: not self._apart,
+            labels=not (sites and method.labels_stay),
             room=self.store.room,
         )
         self.ledger = Ledger()
@@ -107,7 +115,7 @@ class Simulation:
         self.store.discard()
         cohort = rng.sample(self.settings.seed, t, self.federation.participants, self.settings.fraction)
         round = Round(t, self.settings.rounds)
-        updates, entries, before = [], {}, len(self.faults)
+        updates, accepted, entries, before = [], [], {}, len(self.faults)
         alike = self.method.schema(self.server, round) if self.worker.folds else {}
         besides = Besides(self.worker.net)
         for task, reply in self._trained(cohort, t):
@@ -118,17 +126,27 @@ class Simulation:
                 continue
             if "within" not in reply.scalars:
                 updates.append(update)
-            sent = alike if self.worker.folds else reply.state
-            entries[str(task.client)] = self.ledger.enter(task, reply, sent, self.flops.of(task), self.worker.net)
-            besides.enter(self.flops.memory if self._sites else reply.private, sent, task.received)
             self.store.put_client(task.client, t, reply.private, reply.kept)
+            shapes = {name: tensor.to("meta") for name, tensor in reply.private.items()}
+            accepted.append((replace(task, private={}), replace(reply, private=shapes), self.flops.of(task)))
+        state, lost = self._combined(updates, round)
+        for task, reply, flops in accepted:
+            if reply.scalars.get("within", task.client) in lost:
+                sender = self._sender(task.client)
+                refusal = UpdateError(f"{sender} sent values with which the server's state would not be finite.")
+                self._blame(t, task.client, str(refusal))
+                self.store.forget_client(task.client)
+                continue
+            sent = alike if self.worker.folds else reply.state
+            entries[str(task.client)] = self.ledger.enter(task, reply, sent, flops, self.worker.net)
+            besides.enter(self.flops.memory if self._sites else reply.private, sent, task.received)
         if len(entries) < self._quorum * len(cohort):
             raise QuorumError(t, len(entries), len(cohort), self.faults[before:])
-        if updates:
-            self.server.state = self.method.combine(self.server, updates, round)
+        if len(lost) < len(updates):
+            self.server.state = state
             self.store.put_server(t, self.server.state)
-            for client, state in self.server.slots.written.items():
-                self.store.put_slot(client, t, state)
+            for client, slot in self.server.slots.written.items():
+                self.store.put_slot(client, t, slot)
         record: dict[str, Any] = {"cohort": cohort, "clients": entries, "layers": self.plan.shares(t)}
         record["besides"] = besides.entries()
         if self.settings.due(t):
@@ -230,8 +248,7 @@ class Simulation:
 
     def _accept(self, reply: Reply, client: int, round: Round) -> Update:
         """A client's update if it is what its method declares; otherwise an error that names the client."""
-        names = self.federation.client_names
-        sender = f"Client {client} ({names[client]})" if names else f"Client {client}"
+        sender = self._sender(client)
         if reply.error:
             raise UpdateError(f"{sender} failed: {reply.error}")
         if reply.client != client:
@@ -239,12 +256,41 @@ class Simulation:
         weight = reply.scalars.get("weight")
         if not isinstance(weight, int | float) or not math.isfinite(weight) or not 0 < weight < HEAVIEST:
             raise UpdateError(f"{sender} sent the weight {weight!r}; a positive number of samples is accepted.")
+        if self._apart and weight > HEAVIER * (size := self.federation.size(client)):
+            raise UpdateError(f"{sender} sent the weight {weight:g}; it has {size} training samples.")
         if "within" not in reply.scalars:  # otherwise it is a part of the mean that another client of its group brings
             self.method.verify(self.server, reply.state, sender, round)
         check(reply.private, reply.private, f"{sender} (in what it keeps)")
         if (reply.kept is None) == self._sites:
             raise UpdateError(f"{sender} {'kept no' if self._sites else 'did not send its'} private state.")
         return Update(client, reply.state, float(weight), reply.scalars.get("extra", {}))
+
+    def _combined(self, updates: Sequence[Update], round: Round) -> tuple[State, set[int]]:
+        """The server's state after a round, and whose updates were left out so that it is finite."""
+        lost: set[int] = set()
+        while left := [update for update in updates if update.client not in lost]:
+            try:
+                state = self.method.combine(self.server, left, round)
+                slots = self.server.slots.written.values()
+                fresh = [tensor for name, tensor in state.items() if tensor is not self.server.state.get(name)]
+                if all(map(finite, chain(fresh, *(slot.values() for slot in slots)))):
+                    return state, lost
+            except (ArithmeticError, ValueError, RuntimeError):
+                if max(largest(update.state) for update in left) < HUGE:
+                    raise
+            self.server.slots.written.clear()
+            peaks = {update.client: largest(update.state) for update in left}
+            lost |= {client for client, peak in peaks.items() if peak >= NEAR * max(peaks.values())}
+        return self.server.state, lost
+
+    @property
+    def _apart(self) -> bool:
+        """Whether each client is a machine of its own."""
+        return getattr(self.executor, "apart", False)
+
+    def _sender(self, client: int) -> str:
+        names = self.federation.client_names
+        return f"Client {client} ({names[client]})" if names else f"Client {client}"
 
     def _blame(self, t: int, client: int, reason: str) -> None:
         self.faults.append({"t": t, "client": client, "reason": reason})

@@ -37,6 +37,8 @@ class Scoring:
     blame: Callable[[int, int, str], None]
     together: Callable[[], bool] = lambda: True
     """whether one task may score several clients; not where each client is a machine of its own"""
+    labels: bool = True
+    """whether clients tell their scores by class"""
     room: int = 256 << 20
     """bytes of private states that are held at a time"""
 
@@ -49,9 +51,11 @@ class Scoring:
         measured = self._measure(participants, t, seen=True, adapt=adapt)
         participants, states = list(measured), list(measured.values())
         stage = "after" if adapt else "before"
-        metrics: dict[str, Any] = {f"local.{k}": v for k, v in evaluate.scores(states, stage).items()}
+        metrics: dict[str, Any] = {
+            f"local.{k}": v for k, v in evaluate.scores(states, stage, labels=self.labels).items()
+        }
         if adapt:
-            before = evaluate.scores(states, "before")
+            before = evaluate.scores(states, "before", labels=self.labels)
             metrics |= {f"local.before.{k}": v for k, v in before.items()}
         metrics |= {
             "t": t,
@@ -59,7 +63,8 @@ class Scoring:
             "clients": {"ids": participants, "accuracy": evaluate.per_client(states, stage)},
         }
         if final:
-            metrics["clients"]["confusion"] = [s[f"{stage}/test/confusion"].tolist() for s in states]
+            if self.labels:
+                metrics["clients"]["confusion"] = [s[f"{stage}/test/confusion"].tolist() for s in states]
             metrics |= self._final(t)
         return metrics
 
@@ -78,7 +83,9 @@ class Scoring:
         unseen = list(self.federation.unseen)
         if unseen:
             states = self._measure(unseen, t, seen=False, adapt=True)
-            found |= {f"unseen.{k}": v for k, v in evaluate.scores(list(states.values()), "after").items()}
+            found |= {
+                f"unseen.{k}": v for k, v in evaluate.scores(list(states.values()), "after", labels=self.labels).items()
+            }
         return found
 
     def _measure(self, clients: Sequence[int], t: int, *, seen: bool, adapt: bool) -> dict[int, State]:

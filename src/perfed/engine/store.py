@@ -11,7 +11,7 @@ import json
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -27,6 +27,7 @@ FILE = "run.db"
 SCHEMA = """
 create table if not exists states (kind text, id integer, since integer, sha text, blob blob, primary key (kind, id));
 create table if not exists rounds (t integer primary key, record text, chain text);
+create temp table waiting (kind text, id integer, since integer, sha text, blob blob, primary key (kind, id));
 """
 LOCK_TRIES = 5
 NEVER: tuple[int, State] = (0, {})
@@ -42,7 +43,7 @@ class Store:
         self._elsewhere: dict[int, str] = {}
         self._waiting = 0
         self._spilt: dict[tuple[str, int], str] = {}
-        """sums of the states of this round that are on file already, in the transaction that is still open"""
+        """sums of those states of this round that wait in a table, as there is no room for them in memory"""
         self._cache = _Cache(cache_bytes)
         with ExitStack() as undo:
             undo.callback(self.unlock)
@@ -136,10 +137,16 @@ class Store:
 
     def discard(self) -> None:
         """Forget what was not committed."""
-        if self._db.in_transaction:
-            self._db.execute("rollback")
-            self._cache.clear()
+        self._db.execute("delete from waiting")
         self._forget()
+
+    def forget_client(self, client: int) -> None:
+        """Forget what a client would have kept of this round: it stays as it was before."""
+        key = "client", client
+        self._pending.pop(key, None)
+        if self._spilt.pop(key, None):
+            self._db.execute("delete from waiting where kind = 'client' and id = ?", (client,))
+        self._elsewhere.pop(client, None)
 
     def _forget(self) -> None:
         for held in (self._pending, self._elsewhere, self._spilt):
@@ -148,37 +155,47 @@ class Store:
 
     def commit(self, t: int, record: dict[str, Any]) -> None:
         """Make a round visible: all its states and its record together."""
+        sums = self._spilt | {key: self._sum(key) for key in self._pending}
+        named = {f"{kind}/{id}": sums[kind, id] for kind, id in sorted(sums)}
+        text = json.dumps(record | {"t": t, "states": named}, sort_keys=True)
+        chain = _link(self._chain, text)
         with self._guard():
+            self._db.execute("begin immediate")
             try:
-                held = dict(self._pending)
-                self._spill()
-                sums = self._spilt | {("client", client): sha for client, sha in self._elsewhere.items()}
-                named = {f"{kind}/{id}": sums[kind, id] for kind, id in sorted(sums)}
-                text = json.dumps(record | {"t": t, "states": named}, sort_keys=True)
-                chain = _link(self._chain, text)
+                self._db.execute("insert or replace into states select * from waiting")
+                self._write("states", sums)
                 self._db.execute("insert into rounds values (?, ?, ?)", (t, text, chain))
+                self._db.execute("delete from waiting")
                 self._db.execute("commit")
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("rollback")
                 raise
         self._chain = chain
-        for key, state in held.items():
-            self._cache.put(key, state)
+        for key in self._spilt:
+            self._cache.drop(key)
+        for key, held in self._pending.items():
+            self._cache.put(key, held)
         self._forget()
 
-    def _spill(self) -> None:
-        """Write what waits to the file, where nobody sees it before the round is committed."""
-        with self._guard():
-            if not self._db.in_transaction:
-                self._db.execute("begin immediate")
+    def _sum(self, key: tuple[str, int]) -> str:
+        kind, id = key
+        return self._elsewhere[id] if kind == "client" and id in self._elsewhere else fingerprint(self._pending[key][1])
+
+    def _write(self, table: str, sums: Mapping[tuple[str, int], str]) -> None:
+        def rows() -> Iterator[tuple[str, int, int, str, bytes | None]]:
             for (kind, id), (since, state) in self._pending.items():
-                self._spilt[kind, id] = fingerprint(state)
                 away = kind == "client" and id in self._elsewhere
-                sha = self._elsewhere[id] if away else self._spilt[kind, id]
-                row = (kind, id, since, sha, None if away else to_bytes(state))
-                self._db.execute("insert or replace into states values (?, ?, ?, ?, ?)", row)
-                self._cache.drop((kind, id))
+                yield kind, id, since, sums[kind, id], None if away else to_bytes(state)
+
+        self._db.executemany(f"insert or replace into {table} values (?, ?, ?, ?, ?)", rows())
+
+    def _spill(self) -> None:
+        """Let what waits for the commit wait on disk."""
+        sums = {key: self._sum(key) for key in self._pending}
+        with self._guard():
+            self._write("waiting", sums)
+        self._spilt |= sums
         self._pending.clear()
         self._waiting = 0
 
@@ -201,12 +218,15 @@ class Store:
         self.close()
 
     def _get(self, kind: str, id: int) -> tuple[int, State] | None:
-        held = self._pending.get((kind, id)) or self._cache.get((kind, id))
+        spilt = (kind, id) in self._spilt
+        held = self._pending.get((kind, id)) or (None if spilt else self._cache.get((kind, id)))
         if held:
             return held
+        table = "waiting" if spilt else "states"
         with self._guard():
             row = self._db.execute(
-                "select since, sha, blob from states where kind = ? and id = ?", (kind, id)
+                f"select since, sha, blob from {table} where kind = ? and id = ?",
+                (kind, id),
             ).fetchone()
         if row is None:
             return None
@@ -216,7 +236,8 @@ class Store:
         state, _ = from_bytes(blob)
         if fingerprint(state) != sha:
             raise StoreError(f"The {kind} state {id} in {self._where} is damaged.", _CURE)
-        self._cache.put((kind, id), (since, state))
+        if not spilt:
+            self._cache.put((kind, id), (since, state))
         return since, state
 
     def _verify(self, fingerprint: str) -> str:

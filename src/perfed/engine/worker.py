@@ -19,7 +19,7 @@ from perfed.core.plan import Plan, Round
 from perfed.core.prefix import Prefixes
 from perfed.core.state import Scalars, State
 from perfed.data.federation import Federation, Split
-from perfed.errors import StoreError, UpdateError
+from perfed.errors import ConfigError, StoreError, UpdateError
 from perfed.nets.net import Net
 from perfed.nets.subnets import is_sampling
 
@@ -150,6 +150,8 @@ class Worker:
 
     def _train(self, client: Client) -> Reply:
         update = self.method.train(client)
+        if strange := sorted(update.scalars.keys() - set(self.method.scalars)):
+            raise ConfigError(f"{self.method.title} sends {strange[0]!r} unannounced.", "Name it in scalars.")
         kept = self.plan.pick(client.weights(), self.plan.private(client.round.t))
         scalars = {"weight": update.weight, "extra": update.scalars, "meter": asdict(client.meter)}
         return Reply(client.id, update.state, kept | client.memory, scalars)
@@ -213,13 +215,16 @@ class Worker:
         classes = self.federation.num_classes
         zero = torch.zeros((), dtype=torch.float64)
         sums: State = {"confusion": torch.zeros(classes, classes, dtype=torch.int64), "loss": zero}
+        sums |= {f"measure/{name}": zero for name in self.method.measured(self.net)}
         for x, y in zip(pieces(self._arrange(data.x), EVAL_BATCH), pieces(data.y, EVAL_BATCH), strict=True):
             scores = self.method.predict(client, x)
             pairs = torch.bincount(y * classes + scores.argmax(dim=1), minlength=classes * classes)
             sums["confusion"] = sums["confusion"] + pairs.view(classes, classes)
             sums["loss"] = sums["loss"] + F.cross_entropy(scores, y, reduction="sum").double()
             for name, values in self.method.measures(client, scores, y).items():
-                sums[f"measure/{name}"] = sums.get(f"measure/{name}", zero) + values.double().sum()
+                if f"measure/{name}" not in sums:
+                    raise ConfigError(f"{self.method.title} measures {name!r} unannounced.", "Name it in measured.")
+                sums[f"measure/{name}"] = sums[f"measure/{name}"] + values.double().sum()
         return sums
 
     @torch.no_grad()

@@ -74,6 +74,8 @@ def _site_present(content: RecordDict, site: str) -> RecordDict:
 
 def _site_computed(content: RecordDict, site: str) -> RecordDict:
     def limit(task: Task, job: Job) -> int:
+        if task.kept is None:
+            raise ConfigError("A private state was sent to a site.", "A site keeps its own.")
         return download_limit(here.worker(job.words, task.client, job.clients, job.classes), task)
 
     try:

@@ -146,7 +146,7 @@ def _deployed(grid: Grid, roll: Roll, config: Config, terms: Terms, directory: P
     address = _Sites(roll, sites)
     job = Job(prepared.config.toml(), run, federation.classes, len(sites))
     executor = Nodes(grid, job, address, federation.num_classes, deadline=terms.deadline, patient=True)
-    executor.carry = hooks.carry
+    executor.carry, executor.tests = hooks.carry, [facts.test for facts in sites.values()]
     simulation = _opened(prepared, directory, hooks.watch, executor, terms)
     hooks.opened(simulation)
     return _finish(simulation, prepared, directory, executor)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import cast, get_args
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
 
 from perfed.core.client import Meter
 from perfed.core.state import State
@@ -19,7 +20,14 @@ from perfed.flower.payload import LARGEST, Fields, only, read_state, record, wri
 PROTOCOL = 1
 SHA = re.compile(r"[0-9a-f]{64}(/[0-9a-f]{64})?")
 METER = tuple(Meter.__dataclass_fields__)
-PART = re.compile(r"(before|after)/(test|val)/(confusion|loss|measure/.{1,80})")
+MOST_SAMPLES = 10**12
+"""Samples of one client; more are refused."""
+SECONDS = 1e9
+"""The longest that a task can take."""
+SCALAR = 1e15
+"""Numbers of a method's own from here on are refused."""
+TOTAL = 1e100
+"""Sums over a client's samples from here on are refused: those of all clients must stay finite, and their squares."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,21 @@ class Job:
     run: str = ""
     classes: tuple[str, ...] = ()
     clients: int = 0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is known of a good reply before it comes."""
+
+    classes: int
+    arrays: int = LARGEST
+    """bytes of arrays"""
+    measures: tuple[str, ...] = ()
+    """names of the method's own measures"""
+    scalars: tuple[str, ...] = ()
+    """names of the numbers that an update brings beside its weight"""
+    samples: Mapping[str, int] = field(default_factory=dict)
+    """how many samples are scored of each part, or voted on, as far as that is known"""
 
 
 def write_task(task: Task, job: Job, *, last: bool = False) -> RecordDict:
@@ -105,7 +128,7 @@ def write_reply(reply: Reply, *, simulated: bool = False) -> RecordDict:
     return content
 
 
-def read_reply(content: RecordDict, task: Task, classes: int, limit: int = LARGEST) -> Reply:
+def read_reply(content: RecordDict, task: Task, wanted: Wanted) -> Reply:
     """The reply to a task; what is not one is an error that names its sender. Updates are verified by their method."""
     sender = f"Client {task.client}"
     only(content, {"reply", "numbers", "state", "private"}, sender)
@@ -121,15 +144,21 @@ def read_reply(content: RecordDict, task: Task, classes: int, limit: int = LARGE
     if (kept is not None) != (task.kept is not None and task.op == "train"):
         raise UpdateError(f"{sender} {'sent no' if kept is None else 'sent a'} sum of what it keeps.")
     numbers = Fields(record(content, "numbers", MetricRecord, sender), sender)
-    scalars: dict[str, object] = {"seconds": numbers.number("seconds", 0)}
+    scalars: dict[str, object] = {"seconds": numbers.number("seconds", 0, SECONDS)}
     if task.op == "train":
         scalars["weight"] = numbers.number("weight")
-        scalars["meter"] = {name: numbers.whole(f"meter.{name}", 0, 2**62) for name in METER}
-        scalars["extra"] = numbers.beginning("extra.")
+        scalars["meter"] = {name: numbers.whole(f"meter.{name}") for name in METER}
+        scalars["extra"] = {
+            name: numbers.number(f"extra.{name}", 0 if name.startswith("cost.") else -SCALAR, SCALAR)
+            for name in wanted.scalars
+            if numbers.has(f"extra.{name}")
+        }
     numbers.end()
-    state = read_state(record(content, "state", ArrayRecord, sender), sender, limit)
-    if task.op != "train":
-        _check_measured(state, task, classes, sender)
+    state = read_state(record(content, "state", ArrayRecord, sender), sender, wanted.arrays)
+    if task.op == "evaluate":
+        _check_scores(state, task, wanted, sender)
+    elif task.op != "train":
+        _check_votes(state, task, wanted, sender)
     private: State = {}
     if task.kept is None:
         private = read_state(record(content, "private", ArrayRecord, sender), sender)
@@ -138,25 +167,42 @@ def read_reply(content: RecordDict, task: Task, classes: int, limit: int = LARGE
     return Reply(task.client, state, private, dict(scalars), kept)
 
 
-def _check_measured(state: State, task: Task, classes: int, sender: str) -> None:
-    """Scores are matrices of counts and sums; votes are probabilities."""
-    if task.op in ("new", "external"):
-        votes = state.get("probabilities", torch.zeros(0))
-        good = len(state) == 1 and votes.dim() == 2 and votes.shape[1] == classes and bool(torch.isfinite(votes).all())
-        if not good:
-            raise UpdateError(f"{sender} sent votes that are no probabilities of {classes} classes.")
-        return
-    stages = {"before"} | ({"after"} if task.options.get("adapt") or not task.options.get("seen", True) else set())
-    for name, tensor in state.items():
-        if not PART.fullmatch(name) or name.partition("/")[0] not in stages:
-            raise UpdateError(f"{sender} sent the score {name[:80]!r}, which nobody asked for.")
-        counts = name.endswith("/confusion")
-        if counts and (tensor.dtype != torch.int64 or tensor.shape != (classes, classes) or bool((tensor < 0).any())):
-            raise UpdateError(f"{sender} sent {name} that is no matrix of counts of {classes} classes.")
-        if not counts and (tensor.dtype != torch.float64 or tensor.dim()):
-            raise UpdateError(f"{sender} sent {name} that is no number.")
-    wanted = {
-        f"{stage}/{part}/{kind}" for stage in stages for part in ("test", "val") for kind in ("confusion", "loss")
-    }
-    if missing := sorted(wanted - state.keys()):
-        raise UpdateError(f"{sender} sent no score {missing[0]}.")
+def _check_scores(state: State, task: Task, wanted: Wanted, sender: str) -> None:
+    """Scores are those that were asked for, all of them: matrices of counts of the client's samples, and sums."""
+    stages = ("before", "after") if task.options.get("adapt") or not task.options.get("seen", True) else ("before",)
+    kinds = ("confusion", "loss", *(f"measure/{name}" for name in wanted.measures))
+    names = [f"{stage}/{part}/{kind}" for stage in stages for part in ("test", "val") for kind in kinds]
+    if strange := sorted(state.keys() - set(names)):
+        raise UpdateError(f"{sender} sent the score {strange[0][:80]!r}, which nobody asked for.")
+    for name in names:
+        if name not in state:
+            raise UpdateError(f"{sender} sent no score {name}.")
+        _, part, kind = name.split("/", 2)
+        if kind == "confusion":
+            _check_counts(state[name], wanted.classes, wanted.samples.get(part), f"{sender} sent {name}")
+        else:
+            _check_sum(state[name], 0.0 if kind == "loss" else -TOTAL, f"{sender} sent {name}")
+
+
+def _check_counts(counts: Tensor, classes: int, samples: int | None, what: str) -> None:
+    """A confusion matrix has every sample once."""
+    if counts.dtype != torch.int64 or counts.shape != (classes, classes) or bool((counts < 0).any()):
+        raise UpdateError(f"{what} that is no matrix of counts of {classes} classes.")
+    most = MOST_SAMPLES if samples is None else samples
+    total = float(counts.sum(dtype=torch.float64))  # which does not overflow
+    if total > most or (samples is not None and total != samples):
+        raise UpdateError(f"{what} of {total:g} samples; it has {'at most ' if samples is None else ''}{most}.")
+
+
+def _check_sum(value: Tensor, low: float, what: str) -> None:
+    if value.dtype != torch.float64 or value.dim() or not low <= value.item() <= TOTAL:
+        raise UpdateError(f"{what} that is no finite number from {low:g} to {TOTAL:g}.")
+
+
+def _check_votes(state: State, task: Task, wanted: Wanted, sender: str) -> None:
+    """Votes are probabilities of every class, for each sample that is voted on."""
+    votes = state.get("probabilities", torch.zeros(0))
+    rows = wanted.samples.get(task.op, len(votes) if votes.dim() else 0)
+    good = len(state) == 1 and votes.is_floating_point() and votes.shape == (rows, wanted.classes)
+    if not good or not bool(((votes >= 0) & (votes < 1.01)).all()):
+        raise UpdateError(f"{sender} sent votes that are no probabilities of {wanted.classes} classes.")

@@ -19,9 +19,8 @@ from flwr.serverapp import Grid
 
 from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import PerfedError, UpdateError
-from perfed.flower.limits import upload_limit
-from perfed.flower.messages import Job, read_reply, write_task
-from perfed.flower.payload import LARGEST
+from perfed.flower.limits import wanted
+from perfed.flower.messages import Job, Wanted, read_reply, write_task
 
 RAISED = 2
 """Flower's code for an app that raised an exception: asking again would not help."""
@@ -75,8 +74,10 @@ class Nodes:
     classes: int
     deadline: float = 600.0
     """seconds that the clients of a round have to answer"""
-    limit: Callable[[Task], int] = lambda _: LARGEST
-    """bytes of arrays that the answer to a task may have"""
+    wanted: Callable[[Task], Wanted] | None = None
+    """what the answer to a task must be, where that is known"""
+    tests: Sequence[int] | None = None
+    """how many samples each site says it is tested on"""
     stop: threading.Event = field(default_factory=threading.Event)
     patient: bool = False
     """whether nodes come and go; simulated ones do not"""
@@ -117,8 +118,8 @@ class Nodes:
         return [replies.get(id(sent)) or self.missing(sent) for sent in open_]
 
     def limited(self, worker: Worker) -> Nodes:
-        """The same, which accepts no larger answers than the worker's method declares."""
-        return replace(self, limit=partial(upload_limit, worker))
+        """The same, which accepts no other answers than the worker's method declares."""
+        return replace(self, wanted=partial(wanted, worker, self.tests))
 
     def close(self) -> None:
         """Nothing to release."""
@@ -153,7 +154,8 @@ class Nodes:
         try:
             if message.metadata.src_node_id != self.address.node(client):
                 raise UpdateError(f"Another node answered for client {client}.")
-            return read_reply(message.content, sent.task, self.classes, self.limit(sent.task))
+            known = self.wanted(sent.task) if self.wanted else Wanted(self.classes)
+            return read_reply(message.content, sent.task, known)
         except UpdateError as error:
             return Reply(client, {}, {}, {"error": str(error)})
 

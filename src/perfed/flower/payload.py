@@ -123,11 +123,12 @@ class Fields:
             raise self._refuse(name, value, "true or false")
         return value
 
-    def texts(self, name: str, most: int = 100_000) -> tuple[str, ...]:
+    def texts(self, name: str, most: int = 10_000, longest: int = 200) -> tuple[str, ...]:
         """A list of texts."""
         value = self._take(name)
-        if not isinstance(value, list) or len(value) > most or not all(isinstance(v, str) for v in value):
-            raise self._refuse(name, value, "a list of texts")
+        listed = isinstance(value, list) and len(value) <= most
+        if not listed or not all(isinstance(v, str) and len(v) <= longest for v in value):
+            raise self._refuse(name, value, f"a list of at most {most} texts of at most {longest} characters")
         return tuple(value)
 
     def wholes(self, name: str, most: int = 16) -> tuple[int, ...]:
@@ -136,11 +137,6 @@ class Fields:
         if not isinstance(value, list) or len(value) > most or not all(type(v) is int for v in value):
             raise self._refuse(name, value, "a list of whole numbers")
         return tuple(value)
-
-    def beginning(self, prefix: str) -> dict[str, float]:
-        """Finite numbers whose names begin like this, without the beginning."""
-        names = [name for name in self._left if name.startswith(prefix)]
-        return {name.removeprefix(prefix): self.number(name) for name in names}
 
     def has(self, name: str) -> bool:
         """Whether a value is still there."""

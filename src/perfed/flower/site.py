@@ -16,6 +16,7 @@ from perfed.config import Config
 from perfed.core.registry import method_class
 from perfed.data import Federation, federate
 from perfed.data import load as load_data
+from perfed.engine.evaluate import without_labels
 from perfed.engine.executors import one_thread
 from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import ConfigError
@@ -112,7 +113,8 @@ class Site:
             if last and not reply.error and task.op == "evaluate":  # what cannot be used takes no good model's place
                 store.keep(finish(worker, own, job))
             if reply.error or task.op != "train":
-                return replace(reply, private={})
+                told = without_labels(reply.state) if worker.method.labels_stay else reply.state
+                return replace(reply, state=told, private={})
             return replace(reply, private={}, kept=store.pend(job.run, task.t, reply.private))
 
     def predict(self, x: Tensor, run: str | None = None) -> tuple[Tensor, tuple[str, ...]]:

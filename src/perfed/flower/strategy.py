@@ -67,7 +67,7 @@ class Strategy(FlowerStrategy):
         self._posted: queue.Queue[Batch | Ended] = queue.Queue()
         self._answers: queue.Queue[list[Reply] | None] = queue.Queue()
         self._next: Batch | Ended | None = None
-        self._sent: dict[int, Task] = {}
+        self._sent: list[tuple[Message, Task]] = []
         self._thread: threading.Thread | None = None
         self._simulation: Simulation | None = None
         self._scores: dict[int, dict[str, float]] = {}
@@ -196,21 +196,25 @@ class Strategy(FlowerStrategy):
     def _messages(self, batch: Batch) -> list[Message]:
         batch.nodes.address.refresh()
         where = [(task, batch.nodes.address.node(task.client)) for task in batch.tasks]
-        self._sent = {node: task for task, node in where if node is not None}
-        return [batch.nodes.message(task, node) for node, task in self._sent.items()]
+        self._sent = [(batch.nodes.message(task, node), task) for task, node in where if node is not None]
+        return [message for message, _ in self._sent]
 
     def _deliver(self, replies: Iterable[Message]) -> list[Reply]:
         """Hand the run a reply for each of its tasks; who sent none, or no good one, is named in it."""
         batch, self._next = self._next, None
         assert isinstance(batch, Batch)
+        asked = {message.metadata.message_id: Sent(task) for message, task in self._sent}  # numbered when it was sent
+        waiting = {sent.task.client: sent for sent in asked.values()}
         found: dict[int, Reply] = {}
         for message in replies:
-            task = self._sent.pop(message.metadata.src_node_id, None)
-            reply = batch.nodes.read(message, Sent(task)) if task else None
+            sent = asked.pop(message.metadata.reply_to_message_id, None)
+            reply = batch.nodes.read(message, sent) if sent else None
             if reply:
                 found[reply.client] = reply
-        self._sent = {}
-        given = [found.get(task.client) or batch.nodes.missing(Sent(task)) for task in batch.tasks]
+        self._sent = []
+        given = [
+            found.get(task.client) or batch.nodes.missing(waiting.get(task.client, Sent(task))) for task in batch.tasks
+        ]
         self._answers.put(given)
         return given
 

@@ -58,6 +58,7 @@ class FedFomo(Method):
     cites = "Zhang et al.: Personalized Federated Learning with First Order Model Optimization. ICLR 2021"
     family = "mixed models"
     keeps = "a copy of its own model, and the one it began from"
+    scalars = ("cost.judged_models",)
     sends = "its model up, M - 1 models down"
 
     def private(self, part: Part, round: Round) -> Selection:

@@ -182,6 +182,11 @@ class PFedC(Method):
         grouped = {"group": verdicts.argmax(dim=1) == right} if len(tasks.groups) < len(tasks.owner) else {}
         return {"task": task} | grouped
 
+    def measured(self, net: Net) -> tuple[str, ...]:
+        """The choice between groups is measured where there are any."""
+        tasks = self.tasks(net)
+        return ("task", "group") if len(tasks.groups) < len(tasks.owner) else ("task",)
+
 
 def masked(rows: Tensor, mask: Tensor) -> Tensor:
     """The rows of a weight or bias, each times its entry of the mask."""

@@ -44,7 +44,7 @@ class PrivacyPFedC(PFedC):
     keys: str = ""
     """file with the clients' secret key, made on first use and never read by the server; empty: one file per user"""
     encrypt_body: bool = False
-    """whether the body and the data sizes are sealed too"""
+    """whether the body is sealed too, and its weight; counts of samples beside the update stay open"""
 
     title = "Privacy-pFedC"
     cites = (
@@ -52,6 +52,8 @@ class PrivacyPFedC(PFedC):
         " CKKS: Cheon, Kim, Kim, Song: Homomorphic Encryption for Arithmetic of Approximate Numbers. ASIACRYPT 2017"
     )
     keeps = "the branches of classes that the client does not have, and the secret key"
+    scalars = ("cost.decrypt_seconds", "cost.encrypt_seconds", "cost.ciphertext_bytes")
+    labels_stay = True
     sends = "the body, and sealed: the branches of the client's classes and which classes these are"
 
     def build(self, net: Net) -> Net:
@@ -78,7 +80,7 @@ class PrivacyPFedC(PFedC):
         update.scalars |= {
             "cost.decrypt_seconds": opened - started,
             "cost.encrypt_seconds": done - trained,
-            "cost.ciphertext_bytes": sum(tensor.numel() for tensor in sealed.values()),
+            "cost.ciphertext_bytes": sum(tensor.numel() for tensor in sealed.values()),  # of the upload
         }
         return update
 

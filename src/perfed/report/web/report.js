@@ -236,7 +236,7 @@ function confusions(host) {
   const pair = local && local !== m ? [m, local] : [m];
   const first = Object.keys(m.clients)[0], key = String(group().ids[state.client]);
   const cells = pair.map((one) => one.confusion[key]);
-  if (!cells[0]) return host.replaceChildren(h("p", { class: "note" }, "This client's confusion matrix was left out to keep the page small."));
+  if (!cells[0]) return host.replaceChildren(h("p", { class: "note" }, "This client's confusion matrix was left out to keep the page small, or stayed at its site."));
   const names = group().partitions[first]?.classes;
   const used = [...new Set(cells.flatMap((flat) => (flat ?? []).filter((_, k) => k % 3 < 2)))].sort((a, b) => a - b);
   const tables = pair.map((one, which) => {
