@@ -22,6 +22,8 @@ SHA = re.compile(r"[0-9a-f]{64}(/[0-9a-f]{64})?")
 METER = tuple(Meter.__dataclass_fields__)
 MOST_SAMPLES = 10**12
 """Samples of one client; more are refused."""
+MOST_CLIENTS = 10**6
+"""Clients of one run; more are refused."""
 SECONDS = 1e9
 """The longest that a task can take."""
 SCALAR = 1e15
@@ -96,7 +98,12 @@ def read_task(content: RecordDict, limit: Callable[[Task, Job], int] = lambda _,
     client, t, since = plain.whole("client"), plain.whole("t", 1), plain.whole("since")
     options = {"seen": plain.flag("seen"), "adapt": plain.flag("adapt")}
     last = plain.flag("last")
-    job = Job(plain.text("words", 1 << 20), plain.text("run", 64), plain.texts("classes"), plain.whole("clients"))
+    job = Job(
+        plain.text("words", 1 << 20),
+        plain.text("run", 64),
+        plain.texts("classes"),
+        plain.whole("clients", 0, MOST_CLIENTS),
+    )
     kept = Kept(plain.text("sha", 129), plain.whole("committed"), plain.text("committed_sha", 129))
     plain.end()
     simulated = "private" in content
