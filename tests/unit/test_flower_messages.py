@@ -159,6 +159,14 @@ def test_a_message_of_a_gigabyte_is_refused_by_its_size(simulation: Simulation) 
         read_task(question, lambda task, _: download_limit(simulation.worker, task))
 
 
+@pytest.mark.parametrize("wrong", [{"t": 10**9}, {"t": 4}, {"t": 2, "since": 3}, {"since": 10**9}])
+def test_a_round_that_the_run_does_not_have_is_refused_at_once(simulation: Simulation, wrong: dict[str, int]) -> None:
+    """What travels follows from every round up to it, so that a far one would never be answered."""
+    task = replace(simulation._task("train", 0, 1), **wrong)  # type: ignore[arg-type]
+    with pytest.raises(UpdateError, match="of 3, after round"):
+        read_task(write_task(task, JOB), lambda task, _: download_limit(simulation.worker, task))
+
+
 def test_a_shape_that_its_bytes_do_not_have_is_refused() -> None:
     good = Array(np.zeros((2, 3), np.float32))
     for array in (

@@ -9,12 +9,15 @@ from perfed.core.plan import Round
 from perfed.core.server import Peer, Server
 from perfed.core.state import State
 from perfed.engine.worker import Task, Worker
+from perfed.errors import UpdateError
 from perfed.flower.messages import Wanted
 from perfed.flower.payload import HEADER, LARGEST
 
 
 def download_limit(worker: Worker, task: Task) -> int:
     """The bytes of arrays that a client may be sent with this task."""
+    if not 0 <= task.since <= task.t <= worker.rounds:
+        raise UpdateError(f"The server asks for round {task.t} of {worker.rounds}, after round {task.since}.")
     peer = Peer(task.client, task.since, learns=task.op == "train" or not task.options.get("seen", True))
     round, clients = Round(task.t, worker.rounds), worker.federation.num_clients
     wanted, offered = declared(worker.method, worker.plan, peer, round, clients)

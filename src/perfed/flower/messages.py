@@ -20,10 +20,10 @@ from perfed.flower.payload import LARGEST, Fields, only, read_state, record, wri
 PROTOCOL = 1
 SHA = re.compile(r"[0-9a-f]{64}(/[0-9a-f]{64})?")
 METER = tuple(Meter.__dataclass_fields__)
+MOST_CLIENTS = 10**6
+"""Clients of a run; a site that is told of more refuses."""
 MOST_SAMPLES = 10**12
 """Samples of one client; more are refused."""
-MOST_CLIENTS = 10**6
-"""Clients of one run; more are refused."""
 SECONDS = 1e9
 """The longest that a task can take."""
 SCALAR = 1e15
@@ -98,12 +98,8 @@ def read_task(content: RecordDict, limit: Callable[[Task, Job], int] = lambda _,
     client, t, since = plain.whole("client"), plain.whole("t", 1), plain.whole("since")
     options = {"seen": plain.flag("seen"), "adapt": plain.flag("adapt")}
     last = plain.flag("last")
-    job = Job(
-        plain.text("words", 1 << 20),
-        plain.text("run", 64),
-        plain.texts("classes"),
-        plain.whole("clients", 0, MOST_CLIENTS),
-    )
+    clients = plain.whole("clients", 0, MOST_CLIENTS)
+    job = Job(plain.text("words", 1 << 20), plain.text("run", 64), plain.texts("classes"), clients)
     kept = Kept(plain.text("sha", 129), plain.whole("committed"), plain.text("committed_sha", 129))
     plain.end()
     simulated = "private" in content
