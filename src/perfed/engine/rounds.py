@@ -110,7 +110,14 @@ class Simulation:
             self.close()
 
     def step(self, t: int) -> None:
-        """One round: sample, train, check, combine, measure, commit."""
+        """One round: sample, train, check, combine, measure, commit.
+
+        On one thread: those that torch keeps ready in this process would take the cores from the workers.
+        """
+        with executors.one_thread():
+            self._step(t)
+
+    def _step(self, t: int) -> None:
         started = time.perf_counter()
         self.store.discard()
         cohort = rng.sample(self.settings.seed, t, self.federation.participants, self.settings.fraction)
