@@ -60,7 +60,7 @@ def simulated() -> dict[str, Any]:
             mine = replace(nodes, job=Job(made.config.toml()))
             with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
                 local = made.simulation(Path(a))
-                flower = made.simulation(Path(b), executor=lambda _, mine=mine: mine)
+                flower = made.simulation(Path(b), executor=lambda worker, mine=mine: mine.limited(worker))
                 times = [(stepped(local, t), stepped(flower, t)) for t in range(1, ROUNDS)]  # the last one scores
                 local.close()
                 flower.close()

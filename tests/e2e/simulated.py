@@ -49,7 +49,7 @@ def main(names: list[str]) -> None:
         for name, made in runs.items():
             with tempfile.TemporaryDirectory() as there, tempfile.TemporaryDirectory() as here:
                 mine = replace(nodes, job=Job(made.config.toml()))
-                flower = made.simulation(Path(there), executor=lambda _, mine=mine: mine).run()
+                flower = made.simulation(Path(there), executor=lambda worker, mine=mine: mine.limited(worker)).run()
                 local = made.simulation(Path(here)).run()
             assert flower is not None
             assert local is not None
