@@ -121,7 +121,8 @@ def kernels(found: dict[str, Any]) -> str:
     text = ["| workload | CPU s of a round | the same, profiled | inside torch's operators | share |"]
     text += ["|---|---:|---:|---:|---:|"]
     for name, one in found["workloads"].items():
-        bounds = f"{100 * one['share']:.0f} to {100 * min(1.0, one['inside'] / one['seconds']):.0f} %"
+        low, high = sorted((one["share"], min(1.0, one["inside"] / one["seconds"])))
+        bounds = f"{100 * low:.0f} to {100 * high:.0f} %"
         times = f"{one['seconds']:.2f} | {one['profiled_seconds']:.2f} | {one['inside']:.2f}"
         text.append(f"| {name} | {times} | {bounds} |")
     made = f"One process on {found['machine']}; torch {found['versions']['torch']}. Made by"
