@@ -159,7 +159,7 @@ def reproduction(name: str, found: dict[str, Any]) -> str:
         seeds += f", {recipes.load(found['recipe']).quick:.0%} of the rounds"
     return (
         f"{found['title']} ({found['paper']}, {found['table']}). {seeds}, accuracy in per cent.\n\n"
-        f"{markdown(found).strip()}\n\n{close} of {compared} within 2 points. Made by"
+        f"{markdown(found).strip()}\n\n{f'{close} of {compared} within 2 points. ' if compared else ''}Made by"
         f" `perfed reproduce {found['recipe']}{budget} --seeds {count}`; results/{name}.json,"
         f" partition {found['partition_sha256'][0][:12]}, torch {found['versions']['torch']}."
     )

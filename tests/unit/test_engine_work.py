@@ -89,14 +89,16 @@ def test_what_a_run_holds_does_not_grow_with_its_clients(name: str, tmp_path: Pa
     class Watched(executors.Serial):
         def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> list[Reply]:
             asked.append([sum(tensor.numel() * 4 for tensor in task.private.values()) for task in tasks])
-            waiting.append(
-                sum(_bytes(state) for (kind, _), (_, state) in made.store._pending.items() if kind == "client")
-            )
-            return super().run(tasks, done)
+            pending = made.store._pending.items()
+            waiting.append(sum(_bytes(state) for (kind, _), (_, state) in pending if kind == "client"))
+            replies = super().run(tasks, done)
+            answered.append(sum(_bytes(reply.private) for reply in replies))
+            return replies
 
     found: list[Outcome] = []
     for room in (8 * model, 256 << 20):
         waiting: list[int] = []
+        answered: list[int] = []
         made = Simulation(
             federation, small_net(federation), registry.make(name, lr=0.05), Settings(rounds=3, new=True),
             directory=tmp_path / str(room), cache_bytes=room, executor=Watched,
@@ -107,6 +109,7 @@ def test_what_a_run_holds_does_not_grow_with_its_clients(name: str, tmp_path: Pa
         found.append(outcome)
         assert max(map(sum, asked)) <= room
         assert max(waiting) <= room + model
+        assert max(answered) <= room, "newcomers have nothing before their first round, and as much as others after it"
     assert found[0].state_sha256 == found[1].state_sha256
     assert found[0].metrics == found[1].metrics
 

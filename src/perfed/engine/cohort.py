@@ -331,14 +331,12 @@ class CohortWorker(Worker):
 def _mean(group: Group, names: Sequence[str], rows: Sequence[int]) -> State:
     """The mean of these clients' tensors, weighted by their sizes."""
     total = sum(group.sizes[row] for row in rows)
-    shares = torch.zeros(len(group.sizes))
-    shares[list(rows)] = torch.tensor([group.sizes[row] / total for row in rows])
-    whole = len(rows) == len(shares)
+    shares = torch.tensor([group.sizes[row] / total for row in rows])
     found = {}
     for name in names:
-        stack = group.weights[name].flatten(1)
-        some, share = (stack, shares) if whole else (stack[list(rows)], shares[list(rows)])
-        found[name] = (share @ some).view(group.weights[name].shape[1:])
+        stack = group.weights[name]
+        some = stack if len(rows) == len(stack) else stack[list(rows)]
+        found[name] = (shares @ some.flatten(1)).view(stack.shape[1:])
     return found
 
 

@@ -227,9 +227,11 @@ class Simulation:
         return Task(op, client, t, since, received, private, options, self.store.kept(client) if self._sites else None)
 
     def _trained(self, cohort: Sequence[int], t: int) -> Iterator[tuple[Task, Reply]]:
-        """What the clients of a round answer, in their order; so many at a time as have room."""
+        """What the clients of a round answer, in their order; so many at a time as have room, newcomers too."""
         tasks, done = (self._task("train", client, t) for client in cohort), 0
-        for some in pieces(tasks, len(cohort), self.store.room):
+        kept = self.plan.pick(self.plan.initial, self.plan.private(t)) if not self._sites else {}
+        size = sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
+        for some in pieces(tasks, max(1, self.store.room // size) if size else len(cohort), self.store.room):
             replies = self._compute(some, t, "training", done, len(cohort))
             yield from zip(some, [self._tamper(one, t) for one in replies] if self._tamper else replies, strict=True)
             done += len(some)

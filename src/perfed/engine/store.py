@@ -305,10 +305,6 @@ class _Cache:
         if key in self._held:
             self.used -= _bytes(self._held.pop(key)[1])
 
-    def clear(self) -> None:
-        self._held.clear()
-        self.used = 0
-
     def put(self, key: tuple[str, int], value: tuple[int, State]) -> None:
         self.drop(key)
         self._held[key] = value
