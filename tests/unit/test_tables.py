@@ -31,19 +31,19 @@ def test_units(said: str, want: str) -> None:
 
 
 def row(method: str, mean: float, spread: float | None) -> dict[str, Any]:
-    costs = {"bytes_up": 1e6, "bytes_down": 2e6, "flops": 3e9, "seconds": 4.0}
-    return {"method": method, "mean": mean, "spread": spread, "std": 0.05, "worst10": 0.7, "new": None, **costs}
+    costs = {"bytes_up": 294.4e3, "bytes_down": 309.6e3, "flops": 367.5e6, "seconds": 4.0}
+    return {"method": method, "mean": mean, "spread": spread, "std": 0.1095, "worst10": 0.7, "new": None, **costs}
 
 
 def test_leaderboard_shows_spread_over_seeds_and_fits_a_narrow_terminal() -> None:
-    rows = [row("lgfedavg+ft", 0.9876, 0.0123), row("local", 0.5, None)]
-    text = plain_text(leaderboard_table(rows, "title"), width=92)
+    rows = [row("lgfedavg+ft", 0.9876, 0.0123), row("fedbn", 0.5, None) | {"net": "batchnorm"}]
+    text = plain_text(leaderboard_table(rows, "title"), width=100)
     assert "98.76 ± 1.23" in text
     assert "…" not in text
     assert all(name in text for name in COLUMNS)
     narrow = plain_text(leaderboard_table(rows, "title", width=80), width=80)
     assert "…" not in narrow
-    assert "3.0 G" in narrow
+    assert "367.5 M" in narrow
     lines = markdown(rows).splitlines()
     assert len(lines) == 4
     assert all(line.count("|") == len(COLUMNS) + 1 for line in lines)
