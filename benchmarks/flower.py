@@ -125,15 +125,13 @@ def deployed() -> dict[str, Any]:
         finally:
             made.stop()
         assert result.state_sha256 == local.state_sha256
-        ledger = result.cost["bytes_down"] + result.cost["bytes_up"]
-        # every site downloads twice more than it trains: to be scored, and its last model
-        scored = 2 * result.cost["bytes_down"] / rounds
+        trained, scored = (sum(result.cost[f"bytes_{way}"] for way in ways) for ways in (("down", "up"), ("scored",)))
         return {
             "rounds": rounds,
-            "ledger_bytes": ledger,
-            "scoring_bytes": int(scored),
+            "training_bytes": trained,
+            "scoring_bytes": scored,
             "wire_bytes": proxy.up + proxy.down,
-            "ratio": round((proxy.up + proxy.down) / (ledger + scored), 4),
+            "ratio": round((proxy.up + proxy.down) / (trained + scored), 4),
             "seconds_per_round": round(result.cost["seconds"] / rounds, 2),
             "local_seconds_per_round": round(local.cost["seconds"] / rounds, 2),
         }

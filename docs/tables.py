@@ -81,11 +81,11 @@ def flower(found: dict[str, Any]) -> str:
         lines.append(f"| deployment | 3 | {there:.1f} | {there / local:.1f} x |")
     text = "\n".join(lines)
     if wire:
-        counted = wire["ledger_bytes"] + wire["scoring_bytes"]
+        parts = [wire[f"{what}_bytes"] / 1e6 for what in ("training", "scoring")]
         text += (
             f"\n\nBytes on the wire of the deployment, TLS and all, over {wire['rounds']} rounds with the CNN:"
-            f" {wire['wire_bytes'] / 1e6:.1f} MB, {wire['ratio']:.3f} times the {counted / 1e6:.1f} MB of the messages"
-            f" (the ledger's {wire['ledger_bytes'] / 1e6:.1f} MB and the models that were sent to be scored)."
+            f" {wire['wire_bytes'] / 1e6:.1f} MB, {wire['ratio']:.3f} times the {sum(parts):.1f} MB of the ledger"
+            f" ({parts[0]:.1f} MB to train, {parts[1]:.1f} MB only to be scored and for the last model)."
         )
     if kills := found.get("kills"):
         text += "\n\n" + killed(kills)

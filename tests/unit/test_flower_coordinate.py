@@ -117,6 +117,9 @@ def test_every_site_has_its_model_and_nothing_is_left_to_do(grid: Grid) -> None:
     assert result.faults == []
     assert all(predicts(grid, name) for name in NAMES)
     assert not (result.directory / UNSERVED).exists()
+    trained = [name for name, kind, _ in grid.kinds if kind == "train"]
+    looked = [name for name, kind, _ in grid.kinds if kind == "evaluate"]
+    assert result.cost["bytes_scored"] * len(trained) == result.cost["bytes_down"] * len(looked) > 0
     before = len(grid.kinds)
     assert run(grid).state_sha256 == result.state_sha256
     assert len(grid.kinds) == before  # the result is there: nobody is asked for anything

@@ -28,6 +28,8 @@ class Ledger:
 
     bytes_up: int = 0
     bytes_down: int = 0
+    bytes_scored: int = 0
+    """sent to other machines only to be scored or kept as their last model; nothing in one process"""
     samples: int = 0
     param_batches: int = 0
     flops: int = 0
@@ -50,6 +52,7 @@ class Ledger:
         return {
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
+            "bytes_scored": self.bytes_scored,
             "samples": self.samples,
             "param_batches": self.param_batches,
             "flops": self.flops,
@@ -58,6 +61,10 @@ class Ledger:
             "layers": dict(sorted(self.layers.items())),
             "extra": dict(sorted(self.extra.items())),
         }
+
+    def send(self, tasks: Iterable[Task]) -> None:
+        """Count what is sent to clients that do not train on it."""
+        self.bytes_scored += sum(serialised_bytes(task.received) for task in tasks)
 
     def enter(self, task: Task, reply: Reply, sent: State, flops: int, net: Net) -> dict[str, Any]:
         """Count one client's round, in which it sent tensors like these; returns its own entry."""

@@ -253,6 +253,8 @@ class Simulation:
             finished += 1
             self._tell(t, doing, finished, of or len(tasks))
 
+        if self._apart:
+            self.ledger.send(task for task in tasks if task.op != "train")
         return self.executor.run(tasks, done)
 
     def _accept(self, reply: Reply, client: int, round: Round) -> Update:

@@ -172,11 +172,12 @@ def _finish(simulation: Simulation, prepared: Prepared, directory: Path, executo
     try:
         for t in range(simulation.store.round + 1, last + 1):
             simulation.step(t)
-        outcome = simulation.outcome()
         if executor:
             due = _unserved(directory) if ended else list(names)
             rundir.write_json(directory / UNSERVED, {"sites": due})  # before the result: a server may be killed here
             left = _hand_over(simulation, executor, [names.index(name) for name in due], patient=not ended)
+        outcome = simulation.outcome()
+        if left:
             reasons = [(client, f"It did not get its last model: {reason}") for client, reason in left.items()]
             outcome.faults = outcome.faults + [{"t": last, "client": c, "reason": r} for c, r in reasons]
     finally:
@@ -194,7 +195,9 @@ def _hand_over(simulation: Simulation, executor: Nodes, clients: Sequence[int], 
     """Give clients their last models; who did not get its own, and why. With patience, absent ones may still come."""
     t, last = simulation.settings.rounds, replace(executor, last=True)
     there = [client for client in clients if patient or executor.address.node(client) is not None]
-    replies = last.run([simulation._task("evaluate", client, t, seen=True) for client in there])
+    tasks = [simulation._task("evaluate", client, t, seen=True) for client in there]
+    simulation.ledger.send(tasks)
+    replies = last.run(tasks)
     lost = {client: "It was not there." for client in clients if client not in there}
     lost |= {reply.client: reply.error for reply in replies if reply.error}
     return {client: f"{lost[client]} Start it, and give the same command again." for client in sorted(lost)}

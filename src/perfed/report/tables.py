@@ -42,6 +42,8 @@ def result_table(result: Result) -> Table:
         table.add_row(title, f"{value:.4f}" if key.endswith("loss") else percent(value))
     table.add_section()
     table.add_row("bytes up / down", f"{size(cost['bytes_up'])} / {size(cost['bytes_down'])}")
+    if cost.get("bytes_scored"):
+        table.add_row("bytes down only to score", size(cost["bytes_scored"]))
     table.add_row("FLOPs of training", count(cost["flops"]))
     table.add_row("samples", count(cost["samples"]))
     table.add_row("time", duration(cost["seconds"]))
