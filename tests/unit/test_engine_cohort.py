@@ -17,10 +17,10 @@ from perfed.core.client import Client
 from perfed.core.fit import Phase
 from perfed.core.method import Method
 from perfed.data import Federation, federate
-from perfed.engine import cohort
+from perfed.engine import batched, cohort
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
-from perfed.engine.worker import Reply
+from perfed.engine.worker import Reply, Task
 from perfed.errors import ConfigError, StoreError
 from perfed.nets.net import Net
 from tests.conftest import small_net
@@ -190,12 +190,113 @@ def test_weights_that_are_used_twice_are_refused(digits: Federation) -> None:
         cohort.refuse(registry.make("fedavg"), nets.wrap(module, "3", digits.input_shape))
 
 
-def test_groups_depend_on_the_networks_size(digits: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = cohort.CohortWorker(digits, small_net(digits), registry.make("fedavg"), 1, 0)
-    model = 4 * sum(tensor.numel() for tensor in worker.plan.initial.values())
-    assert worker.group_size == cohort.GROUP_BYTES // model
+def groups(federation: Federation, net: Net, **method: Any) -> list[list[int]]:
+    worker = cohort.CohortWorker(federation, net, registry.make("fedavg", **method), 1, 0)
+    return worker.jobs([Task("train", client, 1, 0, {}, {}) for client in federation.participants])
+
+
+def test_groups_depend_on_the_networks_size(uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are as large as each other, and an even number of them, in the clients' order."""
+    assert groups(uneven, small_net(uneven)) == [list(range(12))]
     monkeypatch.setattr(cohort, "GROUP_BYTES", 1)
-    assert cohort.CohortWorker(digits, small_net(digits), registry.make("fedavg"), 1, 0).group_size == 1
+    assert groups(uneven, small_net(uneven)) == [[client] for client in range(12)]
+    model = 4 * sum(tensor.numel() for tensor in small_net(uneven).module.state_dict().values())
+    monkeypatch.setattr(cohort, "GROUP_BYTES", 5 * model)  # three groups would do
+    assert groups(uneven, small_net(uneven)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
+# The first layer in its dual form
+
+FEW = {"fedavg": {}, "fedper": {"epochs": 3}, "fedrep": {"head_epochs": 2}, "lgfedavg": {}, "local": {"epochs": 2}}
+
+
+@pytest.fixture(scope="module")
+def few() -> Federation:
+    """Clients with fewer samples than half of their images' pixels, and not equally many."""
+    made = federate("digits", clients=80, split="dirichlet:5", seed=1)
+    assert 32 >= max(made.sizes()) > 1.5 * min(made.sizes())
+    return made
+
+
+def wide(federation: Federation) -> Net:
+    torch.manual_seed(0)
+    return nets.build("mlp", federation.input_shape, federation.num_classes, hidden=[96, 24])
+
+
+@pytest.fixture
+def layers(monkeypatch: pytest.MonkeyPatch) -> list[batched.Dual]:
+    """Those that were computed in their dual form."""
+    made: list[batched.Dual] = []
+
+    class Seen(batched.Dual):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(cohort, "Dual", Seen)
+    return made
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_few_samples_stand_for_the_first_layers_weights(
+    name: str, few: Federation, layers: list[batched.Dual], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether all clients begin with the same weights or each with its own, and whatever trained before."""
+    monkeypatch.setitem(FITTING, name, FEW[name])
+    a, b = run(name, few, "cohort", wide(few)), run(name, few, "plain", wide(few))
+    assert layers
+    assert {layer.alike for layer in layers} == {name not in ("local", "lgfedavg", "fedrep")}
+    for key, tensor in a.server.state.items():
+        torch.testing.assert_close(tensor, b.server.state[key], rtol=0, atol=1e-5)
+    assert a.history[-1]["local.loss"] == pytest.approx(b.history[-1]["local.loss"], abs=1e-4)
+    assert a.ledger.totals() | {"seconds": 0} == b.ledger.totals() | {"seconds": 0}
+
+
+@pytest.mark.parametrize("option", [{"momentum": 0.5}, {"weight_decay": 0.1}])
+def test_steps_that_look_back_need_the_weights(
+    option: dict[str, float], few: Federation, layers: list[batched.Dual], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FITTING, "fedavg", option)
+    run("fedavg", few, "cohort", wide(few))
+    assert not layers
+
+
+def test_clients_with_many_samples_have_weights(uneven: Federation, layers: list[batched.Dual]) -> None:
+    run("lgfedavg", uneven, "cohort", wide(uneven))
+    assert not layers
+    assert len(groups(uneven, wide(uneven))) <= len(groups(uneven, wide(uneven), momentum=0.5))
+
+
+def test_groups_are_larger_where_weights_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cohort, "GROUP_BYTES", 1 << 20)
+    fewer = federate("digits", clients=160, split="iid", seed=1)
+    net = nets.build("mlp", fewer.input_shape, fewer.num_classes, hidden=[500])
+    assert len(groups(fewer, net)) < len(groups(fewer, net, momentum=0.5)) < 160
+
+
+def test_a_client_that_leaves_the_numbers_leaves_alone_in_the_dual_form(
+    few: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, spoilt = cohort.CohortWorker._train_phase, []
+
+    def spoil(self: cohort.CohortWorker, group: cohort.Group, *given: Any) -> None:
+        train(self, group, *given)
+        if not spoilt:
+            spoilt.append(group.tasks[2].client)
+            group.duals["fc1.weight"].moved[2, 0, 5] = float("inf")
+
+    def refuse(reply: Reply, t: int) -> Reply:
+        if t == 1 and reply.client == spoilt[0]:
+            reply.state["fc1.weight"].view(-1)[3] = float("nan")
+        return reply
+
+    monkeypatch.setitem(FITTING, "fedavg", {})
+    monkeypatch.setattr(cohort.CohortWorker, "_train_phase", spoil)
+    a = run("fedavg", few, "cohort", wide(few))
+    b = run("fedavg", few, "plain", wide(few), tamper=refuse)
+    assert [(fault["t"], fault["client"]) for fault in a.faults] == [(1, spoilt[0])]
+    for key, tensor in a.server.state.items():
+        torch.testing.assert_close(tensor, b.server.state[key], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ditto", "fedprox", "scaffold", "apfl", "pfedme", "cd2pfed", "fedbsd", "perfedavg"])

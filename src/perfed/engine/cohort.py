@@ -3,7 +3,8 @@
     Z_i = X_i W_i^T + b_i    for all clients i of a group at once
 
 It is for networks of linear layers, where one client's step is too small to be worth a call, and for methods whose
-local rule is cross-entropy by phases. Sums run in another order than one client at a time, so this is a numeric mode of
+local rule is cross-entropy by phases. The first layer that trains may be computed without weights of each client
+(`dual`). Sums run in another order than one client at a time, so this is a numeric mode of
 its own: equal to the plain one to 1e-5, not to the bit. Groups follow from the configuration and the order of clients
 alone, so the number of workers changes nothing. Where the server takes the plain mean, a group sends its own mean in
 place of an update per client: the first of its clients brings it, with the weight of all.
@@ -11,10 +12,10 @@ place of an update per client: the first of its clients brings it, with the weig
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence, Set
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from perfed.core.fit import Optimiser, Phase, batches, fitting, is_plain
 from perfed.core.method import Method
 from perfed.core.state import State, finite
 from perfed.data.federation import Federation
+from perfed.engine.batched import Descents, Dual, Layers, pays
 from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import ConfigError, StoreError, UpdateError
 from perfed.nets.net import Net
@@ -33,8 +35,8 @@ from perfed.nets.net import Net
 GROUP_BYTES = 8 << 20
 """Weights of a group: about what a processor keeps near itself."""
 SAMPLE_WISE = (nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus)
-Step = Callable[[Tensor, Tensor, Tensor], None]
-"""From every client's batch, the labels and the samples' weights in the loss."""
+Step = Callable[[Tensor, Tensor], None]
+"""From the rows of every client's batch and the samples' weights in the loss."""
 CURE = "Leave executor out, which computes one client at a time."
 
 
@@ -57,61 +59,38 @@ def refuse(method: Method, net: Net) -> None:
         )
 
 
-class Layers(torch.autograd.Function):
-    """A linear layer of every client. Its gradients lie in memory as the weights do, which the fused step relies on."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: D102
-        ctx.save_for_backward(x, weight)
-        turned = weight.transpose(1, 2)
-        return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
-        x, weight = ctx.saved_tensors
-        below, own, bias = ctx.needs_input_grad
-        return (
-            torch.bmm(slope, weight) if below else None,
-            torch.bmm(slope.transpose(1, 2), x) if own else None,
-            slope.sum(1) if bias else None,
-        )
-
-
-class Descents(torch.autograd.Function):
-    """A linear layer of every client that steps while gradients pass: they are added to the weights and never stored.
-
-    `anchor` is what autograd is asked about, so that it comes by here although the weights want no gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lr: float, anchor: Tensor) -> Tensor:  # noqa: D102
-        ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.lr = weight, bias, lr
-        turned = weight.transpose(1, 2)
-        return torch.bmm(x, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, turned)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
-        (x,) = ctx.saved_tensors
-        below = torch.bmm(slope, ctx.weight) if ctx.needs_input_grad[0] else None
-        ctx.weight.baddbmm_(slope.transpose(1, 2), x, alpha=-ctx.lr)
-        if ctx.bias is not None:
-            ctx.bias.add_(slope.sum(1), alpha=-ctx.lr)
-        return below, None, None, None, None
-
-
 @dataclass
 class Group:
     """The clients of one batched step, the one with the most steps first."""
 
     tasks: list[Task]
     weights: State
-    """every tensor of the network, one row per client"""
+    """every tensor of the network, one row per client; but for what all clients have in common, until it is needed"""
+    common: State
+    """what all clients begin with"""
     x: Tensor
     y: Tensor
     starts: list[int]
     sizes: list[int]
     meters: list[Meter]
+    duals: dict[str, Dual] = field(default_factory=dict)
+    """weights that are not written out"""
+
+    def begin(self, name: str, x: Tensor, lr: float) -> Dual:
+        """Let a layer train from here in its dual form, on these inputs of all clients."""
+        if name in self.duals or name not in self.common:
+            self.write_out([name])
+        start = self.weights.pop(name) if name in self.weights else self.common[name]
+        self.duals[name] = Dual(x, self.sizes, start, lr)
+        return self.duals[name]
+
+    def write_out(self, names: Iterable[str]) -> None:
+        """Give every client a row of these tensors."""
+        for name in names:
+            if name in self.duals:
+                self.weights[name] = self.duals.pop(name).weights()
+            elif name not in self.weights:
+                self.weights[name] = self.common[name].expand(len(self.tasks), *self.common[name].shape).clone()
 
 
 class CohortWorker(Worker):
@@ -120,8 +99,7 @@ class CohortWorker(Worker):
     def __init__(self, federation: Federation, net: Net, method: Method, rounds: int, seed: int) -> None:
         refuse(method, net)
         super().__init__(federation, net, method, rounds, seed)
-        model = sum(tensor.numel() * tensor.element_size() for tensor in self.plan.initial.values())
-        self.group_size = max(1, GROUP_BYTES // model)
+        self._bytes = sum(tensor.numel() * tensor.element_size() for tensor in self.plan.initial.values())
         cls = type(method)
         self.folds = (cls.combine, cls.verify, cls.schema) == (Method.combine, Method.verify, Method.schema)
         self._stacks: State = {}
@@ -133,7 +111,21 @@ class CohortWorker(Worker):
         """Neighbours train together; anything else is done one at a time."""
         if not tasks or tasks[0].op != "train":
             return super().jobs(tasks)
-        return [list(range(len(tasks)))[at : at + self.group_size] for at in range(0, len(tasks), self.group_size)]
+        groups = -(-len(tasks) // max(1, GROUP_BYTES // self._needs(tasks)))
+        groups = min(len(tasks), groups + groups % 2) if groups > 1 else 1  # two workers have as much to do
+        cuts = [len(tasks) * k // groups for k in range(groups + 1)]
+        return [list(range(a, b)) for a, b in itertools.pairwise(cuts)]
+
+    def _needs(self, tasks: Sequence[Task]) -> int:
+        """Bytes that a client's step goes through: its weights, or what stands for those of the first layer."""
+        plan = self._phases(tasks[0])
+        trains = next((self.net.names(*phase.trains) for phase in plan if phase.epochs), frozenset[str]())
+        most = max(self.federation.size(task.client) for task in tasks)
+        found = self._dual(self.net.modules_from(0), trains, self.method.optimiser(self.round(tasks[0].t)), most)
+        if not found:
+            return self._bytes
+        weight = self.plan.initial[found[1]]
+        return self._bytes + 4 * (most * (2 * weight.shape[0] + weight.shape[1] + most) - weight.numel())
 
     def run_all(self, tasks: Sequence[Task]) -> list[Reply]:
         """Train a group, or do a single task of another kind."""
@@ -168,20 +160,38 @@ class CohortWorker(Worker):
     def _gather(self, tasks: Sequence[Task]) -> Group:
         """Lay the clients' networks and data side by side."""
         ordered = sorted(tasks, key=lambda task: (-self.federation.size(task.client), task.client))
-        weights = self._room(len(tasks))
-        for row, task in enumerate(ordered):
-            self.fill({name: stack[row] for name, stack in weights.items()}, task)
+        common = self._common(tasks)
+        weights = self._room(len(tasks), [name for name in self.plan.parts if name not in common])
+        if weights:
+            for row, task in enumerate(ordered):
+                self.fill({name: stack[row] for name, stack in weights.items()}, task)
         data, _ = self.federation.stacked([task.client for task in ordered], "train")
         sizes = [self.federation.size(task.client) for task in ordered]
         starts = [sum(sizes[:row]) for row in range(len(sizes))]
-        return Group(ordered, weights, data.x, data.y, starts, sizes, [Meter() for _ in tasks])
+        return Group(ordered, weights, common, data.x, data.y, starts, sizes, [Meter() for _ in tasks])
 
-    def _room(self, clients: int) -> State:
+    def _common(self, tasks: Sequence[Task]) -> State:
+        """What all clients of a group have been sent whole and keep nothing of."""
+        found: State = {}
+        for name in self.plan.parts:
+            for task in tasks:
+                down, kept = self.plan.download(task.t, task.since)[name], self.plan.private(task.since)[name]
+                tensor = task.received.get(name)
+                if down is not True or kept is not False or tensor is None:
+                    break
+                if found.setdefault(name, tensor).data_ptr() != tensor.data_ptr():
+                    break
+            else:
+                continue
+            found.pop(name, None)
+        return found
+
+    def _room(self, clients: int, names: Sequence[str]) -> State:
         """Memory for so many networks: the same one for every group, unless updates are to outlive it."""
-        if not self.folds or (self._stacks and len(next(iter(self._stacks.values()))) < clients):
-            self._stacks = {}
-        self._stacks = self._stacks or {n: torch.empty(clients, *t.shape) for n, t in self.plan.initial.items()}
-        return {name: stack[:clients] for name, stack in self._stacks.items()}
+        for name in names:
+            if not self.folds or name not in self._stacks or len(self._stacks[name]) < clients:
+                self._stacks[name] = torch.empty(clients, *self.plan.initial[name].shape)
+        return {name: self._stacks[name][:clients] for name in names}
 
     def _train_phase(self, group: Group, phase: Phase, optimiser: Optimiser, purpose: str) -> None:
         if not phase.epochs:
@@ -190,44 +200,75 @@ class CohortWorker(Worker):
         if not trained:  # a body that is not there, or nothing unfrozen
             return
         cut = self._cut(group, phase)
+        if cut:
+            group.write_out(self.plan.parts)
         x = self._prefix(group, cut) if cut else group.x
         schedule = self._schedule(group, phase.epochs, optimiser.batch_size, purpose)
         suffix = self.net.modules_from(cut)
-        make = self._stepping if optimiser.momentum or optimiser.weight_decay else self._descending
-        step = make(group, trained, suffix, replace(optimiser, lr=optimiser.lr if phase.lr is None else phase.lr))
+        make = self._descending if _plain(optimiser) else self._stepping
+        step = make(group, x, trained, suffix, replace(optimiser, lr=optimiser.lr if phase.lr is None else phase.lr))
         for index, share in schedule:
-            step(x[index.flatten()].view(*index.shape, *x.shape[1:]), group.y[index.flatten()], share)
+            step(index, share)
         trainable = sum(self.plan.initial[name].numel() for name in trained)
         for meter, size in zip(group.meters, group.sizes, strict=True):
             meter.prefix_samples += size if cut else 0
             meter.enter(size * phase.epochs, -(-size // optimiser.batch_size) * phase.epochs, trainable)
 
-    def _descending(self, group: Group, trained: list[str], suffix: Sequence[nn.Module], optimiser: Optimiser) -> Step:
-        """Steps without momentum or weight decay: on the way back through the layers."""
-        anchor = torch.zeros((), requires_grad=True)
+    def _dual(
+        self, suffix: Sequence[nn.Module], trained: Collection[str], optimiser: Optimiser, most: int
+    ) -> tuple[int, str] | None:
+        """The first layer's place and weight, if it trains, by plain steps, on fewer samples than it is wide."""
+        at = next((k for k, module in enumerate(suffix) if isinstance(module, nn.Linear)), None)
+        if at is None or not _plain(optimiser):
+            return None
+        name = f"{self._linear[id(suffix[at])]}.weight"
+        return (at, name) if name in trained and pays(most, self.plan.initial[name]) else None
 
-        def step(x: Tensor, y: Tensor, share: Tensor) -> None:
-            held = {name: stack[: len(x)] for name, stack in group.weights.items()}
-            logits = self._forward(suffix, x, held, set(trained), optimiser.lr, anchor)
-            losses = F.cross_entropy(logits.flatten(0, 1), y, reduction="none")
+    def _descending(
+        self, group: Group, x: Tensor, trained: list[str], suffix: Sequence[nn.Module], optimiser: Optimiser
+    ) -> Step:
+        """Steps without momentum or weight decay: on the way back through the layers."""
+        anchor, lr = torch.zeros((), requires_grad=True), optimiser.lr
+        found = self._dual(suffix, trained, optimiser, max(group.sizes))
+        group.write_out(name for name in self.plan.parts if not found or name != found[1])
+        if found:
+            at, name = found
+            dual = group.begin(name, _through(suffix[:at], x), lr)
+            bias, suffix = group.weights.get(f"{name.removesuffix('.weight')}.bias"), suffix[at + 1 :]
+            shifts = torch.tensor([row * max(group.sizes) - at for row, at in enumerate(group.starts)]).unsqueeze(1)
+
+        def step(index: Tensor, share: Tensor) -> None:
+            count, rows = len(index), index.flatten()
+            held = {name: stack[:count] for name, stack in group.weights.items()}
+            if found:
+                below = dual(index + shifts[:count], None if bias is None else bias[:count], anchor)
+            else:
+                below = x[rows].view(*index.shape, *x.shape[1:])
+            logits = self._forward(suffix, below, held, set(trained), lr, anchor)
+            losses = F.cross_entropy(logits.flatten(0, 1), group.y[rows], reduction="none")
             torch.autograd.grad(losses, anchor, share.flatten(), allow_unused=True)
 
         return step
 
-    def _stepping(self, group: Group, trained: list[str], suffix: Sequence[nn.Module], optimiser: Optimiser) -> Step:
+    def _stepping(
+        self, group: Group, x: Tensor, trained: list[str], suffix: Sequence[nn.Module], optimiser: Optimiser
+    ) -> Step:
         """Steps that need the gradients as a whole."""
+        group.write_out(self.plan.parts)
         moving, sgd = [group.weights[name] for name in trained], [optimiser.over([])]
 
-        def step(x: Tensor, y: Tensor, share: Tensor) -> None:
-            if not sgd[0].parameters or len(sgd[0].parameters[0]) != len(x):  # some clients have finished
-                fewer = optimiser.over([stack[: len(x)] for stack in moving])  # type: ignore[misc]
+        def step(index: Tensor, share: Tensor) -> None:
+            count, rows = len(index), index.flatten()
+            if not sgd[0].parameters or len(sgd[0].parameters[0]) != count:  # some clients have finished
+                fewer = optimiser.over([stack[:count] for stack in moving])  # type: ignore[misc]
                 if sgd[0].parameters:
                     fewer.inherit(sgd[0])
                 sgd[0] = fewer
             leaves = [stack.detach().requires_grad_() for stack in sgd[0].parameters]
-            held = {name: stack[: len(x)] for name, stack in group.weights.items()}
-            logits = self._forward(suffix, x, held | dict(zip(trained, leaves, strict=True)))
-            losses = F.cross_entropy(logits.flatten(0, 1), y, reduction="none")
+            held = {name: stack[:count] for name, stack in group.weights.items()}
+            below = x[rows].view(*index.shape, *x.shape[1:])
+            logits = self._forward(suffix, below, held | dict(zip(trained, leaves, strict=True)))
+            losses = F.cross_entropy(logits.flatten(0, 1), group.y[rows], reduction="none")
             gradients = torch.autograd.grad(losses, leaves, share.flatten())
             with torch.no_grad():
                 sgd[0].move(sgd[0].parameters, list(gradients))
@@ -244,12 +285,13 @@ class CohortWorker(Worker):
             source = rng.generator(self.seed, purpose, task.t, task.client)
             own = [index + start for _ in range(epochs) for index in batches(n, size, source, whole=False)]
             orders.append(own)
-        steps = []
+        steps, starts = [], torch.tensor(group.starts).unsqueeze(1)
         for step in range(len(orders[0])):
             rows = [own[step] for own in orders if step < len(own)]
             counts = torch.tensor([len(row) for row in rows])
             index = nn.utils.rnn.pad_sequence(rows, batch_first=True)
             inside = torch.arange(index.shape[1]) < counts.unsqueeze(1)
+            index = index.where(inside, starts[: len(rows)])
             steps.append((index, inside / counts.unsqueeze(1)))
         return steps
 
@@ -289,6 +331,10 @@ class CohortWorker(Worker):
 
     def _replies(self, group: Group, seconds: float) -> list[Reply]:
         found = []
+        t = group.tasks[0].t
+        unsent = {name for name, which in self.plan.private(t).items() if which is not False}
+        unsent |= {name for name, which in self.plan.travels(t).items() if which is not True}
+        group.write_out(name for name in self.plan.parts if not self.folds or name in unsent)
         for row, task in enumerate(group.tasks):
             weights = {name: stack[row] for name, stack in group.weights.items()}
             kept = self.plan.pick(weights, self.plan.private(task.t))
@@ -311,6 +357,7 @@ class CohortWorker(Worker):
         mean = _mean(group, sent, range(len(replies)))
         good = list(range(len(replies)))
         if not all(map(finite, (*mean.values(), *(group.weights[name] for name in kept)))):
+            group.write_out((*sent, *kept))
             good = [row for row in good if all(finite(group.weights[name][row]) for name in (*sent, *kept))]
             bad = "values that are not finite came out of its training."
             replies = [
@@ -334,10 +381,26 @@ def _mean(group: Group, names: Sequence[str], rows: Sequence[int]) -> State:
     shares = torch.tensor([group.sizes[row] / total for row in rows])
     found = {}
     for name in names:
+        dual = group.duals.get(name)
+        if dual and dual.alike:
+            found[name] = dual.mean(rows, shares)
+            continue
+        group.write_out([name])
         stack = group.weights[name]
         some = stack if len(rows) == len(stack) else stack[list(rows)]
         found[name] = (shares @ some.flatten(1)).view(stack.shape[1:])
     return found
+
+
+def _through(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Samples after some modules without weights."""
+    for module in modules:
+        x = x.flatten(1) if isinstance(module, nn.Flatten) else module(x)
+    return x
+
+
+def _plain(optimiser: Optimiser) -> bool:
+    return not optimiser.momentum and not optimiser.weight_decay
 
 
 def _check(phase: Phase) -> None:

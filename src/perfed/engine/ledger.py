@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfed.core.client import Client, Meter
@@ -20,6 +22,23 @@ from perfed.nets.net import Net
 
 PROBE_SAMPLES = 4
 Work = Callable[[Worker, Client], object]
+
+
+class LastSizes:
+    """Bytes of states, in all and per layer; not counted again while they are the same tensors as the last ones."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._tensors: list[Tensor] = []
+        self._found: tuple[int, Counter[str]] = 0, Counter()
+
+    def of(self, state: State, net: Net) -> tuple[int, Counter[str]]:
+        """The bytes of a state as it is sent, and those of each layer's tensors."""
+        names, tensors = list(state), list(state.values())
+        if not self._names or names != self._names or not all(map(operator.is_, tensors, self._tensors)):
+            self._names, self._tensors = names, tensors
+            self._found = serialised_bytes(state), by_layer(state, net)
+        return self._found
 
 
 @dataclass
@@ -39,6 +58,8 @@ class Ledger:
     layers: Counter[str] = field(default_factory=Counter)
     extra: Counter[str] = field(default_factory=Counter)
     """what methods count themselves: scalars of an update whose name starts with `cost.`"""
+    _down: LastSizes = field(default_factory=LastSizes, repr=False)
+    _up: LastSizes = field(default_factory=LastSizes, repr=False)
 
     @classmethod
     def restore(cls, totals: Mapping[str, Any]) -> Ledger:
@@ -69,7 +90,7 @@ class Ledger:
     def enter(self, task: Task, reply: Reply, sent: State, flops: int, net: Net) -> dict[str, Any]:
         """Count one client's round, in which it sent tensors like these; returns its own entry."""
         meter = Meter(**reply.scalars["meter"])
-        down, up = serialised_bytes(task.received), serialised_bytes(sent)
+        (down, down_by), (up, up_by) = self._down.of(task.received, net), self._up.of(sent, net)
         self.bytes_down += down
         self.bytes_up += up
         self.samples += meter.samples
@@ -78,9 +99,9 @@ class Ledger:
         for name, value in reply.scalars["extra"].items():
             if name.startswith("cost."):
                 self.extra[name.removeprefix("cost.")] += value
-        for name, size in by_layer(sent, net).items():
+        for name, size in up_by.items():
             self.layers[f"up/{name}"] += size
-        for name, size in by_layer(task.received, net).items():
+        for name, size in down_by.items():
             self.layers[f"down/{name}"] += size
         return {
             "up": up,

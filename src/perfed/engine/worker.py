@@ -127,10 +127,13 @@ class Worker:
         )
 
     def fill(self, tensors: Mapping[str, Tensor], task: Task) -> None:
-        """Write the network of a task's client: the initial, the received and its own private values."""
-        plan, down = self.plan, self.plan.download(task.t, task.since)
-        kept = plan.private(task.since)
-        bare = {name: True for name in plan.parts if not self._covered(name, task, down[name], kept[name])}
+        """Write these tensors of the network of a task's client: initial, received and its own private values."""
+        plan = self.plan
+        down, kept = (
+            {name: which[name] for name in tensors}
+            for which in (plan.download(task.t, task.since), plan.private(task.since))
+        )
+        bare = {name: True for name in tensors if not self._covered(name, task, down[name], kept[name])}
         plan.place(tensors, bare, plan.initial)
         plan.place(tensors, down, task.received)
         plan.place(tensors, kept, task.private)
