@@ -63,7 +63,7 @@ class Descents(torch.autograd.Function):
 
 def pays(samples: int, weight: Tensor) -> bool:
     """Whether clients with up to so many samples are better off so: their products are less than the weights."""
-    return samples <= min(weight.shape[-2:]) // 2
+    return 0 < samples <= min(weight.shape[-2:]) // 2
 
 
 class Dual:

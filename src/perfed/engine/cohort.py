@@ -16,6 +16,7 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,8 @@ class Group:
     starts: list[int]
     sizes: list[int]
     meters: list[Meter]
+    room: Callable[[str], Tensor]
+    """memory for every client's row of a tensor"""
     duals: dict[str, Dual] = field(default_factory=dict)
     """weights that are not written out"""
 
@@ -90,7 +93,7 @@ class Group:
             if name in self.duals:
                 self.weights[name] = self.duals.pop(name).weights()
             elif name not in self.weights:
-                self.weights[name] = self.common[name].expand(len(self.tasks), *self.common[name].shape).clone()
+                self.weights[name] = self.room(name).copy_(self.common[name])
 
 
 class CohortWorker(Worker):
@@ -161,14 +164,15 @@ class CohortWorker(Worker):
         """Lay the clients' networks and data side by side."""
         ordered = sorted(tasks, key=lambda task: (-self.federation.size(task.client), task.client))
         common = self._common(tasks)
-        weights = self._room(len(tasks), [name for name in self.plan.parts if name not in common])
+        room = partial(self._room, len(tasks))
+        weights = {name: room(name) for name in self.plan.parts if name not in common}
         if weights:
             for row, task in enumerate(ordered):
                 self.fill({name: stack[row] for name, stack in weights.items()}, task)
         data, _ = self.federation.stacked([task.client for task in ordered], "train")
         sizes = [self.federation.size(task.client) for task in ordered]
         starts = [sum(sizes[:row]) for row in range(len(sizes))]
-        return Group(ordered, weights, common, data.x, data.y, starts, sizes, [Meter() for _ in tasks])
+        return Group(ordered, weights, common, data.x, data.y, starts, sizes, [Meter() for _ in tasks], room)
 
     def _common(self, tasks: Sequence[Task]) -> State:
         """What all clients of a group have been sent whole and keep nothing of."""
@@ -186,12 +190,11 @@ class CohortWorker(Worker):
             found.pop(name, None)
         return found
 
-    def _room(self, clients: int, names: Sequence[str]) -> State:
-        """Memory for so many networks: the same one for every group, unless updates are to outlive it."""
-        for name in names:
-            if not self.folds or name not in self._stacks or len(self._stacks[name]) < clients:
-                self._stacks[name] = torch.empty(clients, *self.plan.initial[name].shape)
-        return {name: self._stacks[name][:clients] for name in names}
+    def _room(self, clients: int, name: str) -> Tensor:
+        """Memory for so many clients' tensors: the same one for every group, unless updates are to outlive it."""
+        if not self.folds or name not in self._stacks or len(self._stacks[name]) < clients:
+            self._stacks[name] = torch.empty(clients, *self.plan.initial[name].shape)
+        return self._stacks[name][:clients]
 
     def _train_phase(self, group: Group, phase: Phase, optimiser: Optimiser, purpose: str) -> None:
         if not phase.epochs:
