@@ -59,9 +59,11 @@ def kill(made: Cluster, kind: Kind, seed: int) -> Kill | None:
     following = made.submit(out, given, TERMS)
     try:
         made.until(lambda: made.server_app() is not None, 300, "the ServerApp")
-        if chance.random() < 0.8:  # mostly in a round, sometimes while sites are being gathered
+        after = chance.randrange(-1, ROUNDS + 1)  # while sites are gathered, in any round, while they get their models
+        if after >= 0:
             made.until(lambda: (out / "run.db").is_file(), 600, "the first round")
-        time.sleep(chance.uniform(0, 15))
+            made.until(lambda: rundir.committed(out) >= after or following.poll() is not None, 600, f"round {after}")
+        time.sleep(chance.uniform(0, 10))
         server = made.server_app()
         if server is None or (out / "result.json").is_file():
             return None
