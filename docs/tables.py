@@ -143,7 +143,33 @@ def killed(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-OWN = {"kernels": kernels, "scaling": scaling, "demo": leaderboard, "bench": side_by_side, "flower": flower}
+def compute(found: dict[str, Any]) -> str:
+    """Hours of the papers' tables, with and without the fast paths."""
+    lines = [
+        "| recipe | budget | runs | h on two cores | h without the fast paths | |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    total = {"fast": 0.0, "plain": 0.0}
+    for name, one in found["recipes"].items():
+        fast, plain = (one["hours"][kind] for kind in total)
+        total = {"fast": total["fast"] + fast, "plain": total["plain"] + plain}
+        cells = f"{one['budget']} | {one['runs']} | {fast:.2f} | {plain:.2f} | {plain / fast:.2f} x"
+        lines.append(f"| `{name}` | {cells} |")
+    fast, plain = total["fast"], total["plain"]
+    runs = sum(one["runs"] for one in found["recipes"].values())
+    lines.append(f"| all | | {runs} | {fast:.1f} | {plain:.1f} | {plain / fast:.2f} x |")
+    made = f"Sampled, not run, on {found['machine']}; torch {found['versions']['torch']}. Made by"
+    return "\n".join(lines) + f"\n\n{made} `python benchmarks/compute.py`; results/compute.json."
+
+
+OWN = {
+    "compute": compute,
+    "kernels": kernels,
+    "scaling": scaling,
+    "demo": leaderboard,
+    "bench": side_by_side,
+    "flower": flower,
+}
 
 
 def reproduction(name: str, found: dict[str, Any]) -> str:
