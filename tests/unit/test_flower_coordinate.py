@@ -22,7 +22,8 @@ from perfed.flower.coordinate import SITES as SITES_FILE
 from perfed.flower.coordinate import UNSERVED, coordinate
 from perfed.flower.nodes import StoppedError
 from perfed.flower.rollcall import MOST, PROTOCOL, Present
-from perfed.flower.site import Site
+from perfed.flower.site import KEYS, Site
+from perfed.privacy.ckks import Keyring
 from perfed.result import Result
 from tests.e2e.cluster import SITES, pictures
 
@@ -123,6 +124,22 @@ def test_every_site_has_its_model_and_nothing_is_left_to_do(grid: Grid) -> None:
     before = len(grid.kinds)
     assert run(grid).state_sha256 == result.state_sha256
     assert len(grid.kinds) == before  # the result is there: nobody is asked for anything
+
+
+@pytest.mark.parametrize("method", ["pfedc", "privacypfedc"])
+def test_scores_of_its_own_and_secrets_are_no_hindrance(
+    method: str, grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has no key and makes none; whoever gets its last model may answer with all that is measured."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    Keyring.make(tmp_path / KEYS)
+    for name in NAMES:
+        (tmp_path / name / KEYS).write_bytes((tmp_path / KEYS).read_bytes())
+    result = run(grid, **{"method.name": method, "method.finetune-epochs": 1, "rounds": 3})
+    assert result.faults == []
+    assert result.cost["adapt_flops"] > 0
+    assert all(predicts(grid, name) for name in NAMES)
+    assert not (tmp_path / "home").exists()
 
 
 def test_a_site_that_was_down_at_the_end_gets_its_model_when_the_same_command_is_given_again(grid: Grid) -> None:

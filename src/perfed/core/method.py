@@ -98,6 +98,10 @@ class Method:
         self.fit(client, self.phases(client))
         return client.update()
 
+    def rehearse(self, client: Client) -> None:
+        """A local round for counting its FLOPs, where the clients' secrets are not at hand."""
+        self.train(client)
+
     def fit(self, client: Client, phases: Sequence[Phase], purpose: str = "fit") -> None:
         """Train phases with this method's loss and optimiser."""
         fit(client, phases, self.loss, self.optimiser(client.round), purpose)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perfed.core.client import Client, Meter
 from perfed.core.plan import Round
-from perfed.core.state import State, serialised_bytes
+from perfed.core.state import SEALED, State, serialised_bytes
 from perfed.data.federation import Split
 from perfed.engine.executors import one_thread
 from perfed.engine.worker import Reply, Task, Worker
@@ -181,7 +181,7 @@ class Flops:
         stage = self.source.method.stage(Round(task.t, self.source.rounds))
         kind = stage, task.since > 0
         if kind not in self._per_sample:
-            self._per_sample[kind], probe = self._count(task, lambda worker, client: worker.method.train(client))
+            self._per_sample[kind], probe = self._count(task, lambda worker, client: worker.method.rehearse(client))
             self.rehearsed[stage], self.memory = probe.meter, probe.memory
         return round(self._per_sample[kind] * self.source.federation.size(task.client))
 
@@ -195,7 +195,8 @@ class Flops:
         """FLOPs per sample of some work on a client with few samples, after what is not counted; and the client."""
         origin = self.source
         worker = Worker(origin.federation, origin.net.clone(), origin.method, origin.rounds, origin.seed)
-        probe = worker.client(task)
+        plain = {name: tensor for name, tensor in task.received.items() if not name.startswith(SEALED)}
+        probe = worker.client(replace(task, received=plain))  # nobody here has the key
         data = probe.data.train
         picked = torch.arange(PROBE_SAMPLES) % len(data)
         few = Split(data.x[picked], data.y[picked])

@@ -175,7 +175,9 @@ def _finish(simulation: Simulation, prepared: Prepared, directory: Path, executo
         if executor:
             due = _unserved(directory) if ended else list(names)
             rundir.write_json(directory / UNSERVED, {"sites": due})  # before the result: a server may be killed here
-            left = _hand_over(simulation, executor, [names.index(name) for name in due], patient=not ended)
+            left = _hand_over(
+                simulation, executor.limited(simulation.worker), [names.index(name) for name in due], patient=not ended
+            )
         outcome = simulation.outcome()
         if left:
             reasons = [(client, f"It did not get its last model: {reason}") for client, reason in left.items()]

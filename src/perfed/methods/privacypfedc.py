@@ -84,19 +84,23 @@ class PrivacyPFedC(PFedC):
         }
         return update
 
+    def rehearse(self, client: Client) -> None:
+        """Without opening and sealing, which need the key."""
+        self.fit(client, self.phases(client))
+
     def personal(self, client: Client) -> None:
         """The held branches are the opened means, the others the client's own."""
         self.unseal(client)
 
     def unseal(self, client: Client) -> State:
         """Put the opened means of the held branches, and of the body if sealed, into the network; return all means."""
-        keys, initial = ckks.keyring(self.keys), client.plan.initial
+        initial = client.plan.initial
         means = {name: initial[name] for name in head_names(client.net)}
         if (sealed := client.received.get(BRANCH)) is not None and sealed.any():
-            means = self.means(keys, sealed, means, client.num_clients)
+            means = self.means(ckks.keyring(self.keys), sealed, means, client.num_clients)
         if (sealed := client.received.get(BODY)) is not None and sealed.any():
             like = {name: initial[name] for name in self.body_names(client.net)}
-            values = keys.open(sealed, size_of(like) + 1)
+            values = ckks.keyring(self.keys).open(sealed, size_of(like) + 1)
             client.load(shaped(values[:-1] / values[-1], like))
         self.take_over(client, means)
         return means
