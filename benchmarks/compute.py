@@ -3,7 +3,7 @@
     python benchmarks/compute.py --data-dir DATA
 
 Rounds are sampled and not run: of every method of a recipe, the local round of two clients of middling size and the
-scoring of eight, with the fast paths and without them in turns, in CPU seconds. They are taken for all participants of
+scoring of eight, with the fast paths and without them, in CPU seconds. They are taken for all participants of
 all rounds, settings and seeds. Without the fast paths means: no outputs of frozen layers are kept, heads are trained
 like other layers, every client is scored by itself, and convolutions keep torch's default layout.
 """

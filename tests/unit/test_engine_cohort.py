@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from perfed import nets
-from perfed.core import registry
+from perfed.core import registry, rng
 from perfed.core.client import Client
 from perfed.core.fit import Phase
 from perfed.core.method import Method
@@ -21,7 +21,8 @@ from perfed.engine import batched, cohort
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
 from perfed.engine.worker import Reply, Task
-from perfed.errors import ConfigError, StoreError
+from perfed.errors import ConfigError, StoreError, UpdateError
+from perfed.methods.fedavg import FedAvg
 from perfed.nets.net import Net
 from tests.conftest import small_net
 
@@ -274,9 +275,67 @@ def test_groups_are_larger_where_weights_are_not_stored(monkeypatch: pytest.Monk
     assert len(groups(fewer, net)) < len(groups(fewer, net, momentum=0.5)) < 160
 
 
+@dataclass(frozen=True, kw_only=True)
+class Twice(FedAvg):
+    """All layers in two phases, but not of one client."""
+
+    refused: int = -1
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        if client.id == self.refused:
+            raise UpdateError("It cannot train.")
+        return [Phase(1, client.net.layers), Phase(1, client.net.layers, lr=0.01)]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_modules_that_write_into_their_input(before: bool, few: Federation, layers: list[batched.Dual]) -> None:
+    """Whether they come before the first layer or after it, and however often it trains."""
+
+    def net() -> Net:
+        torch.manual_seed(0)
+        parts = [nn.Flatten(), *[nn.SiLU(inplace=True)] * before, nn.Linear(64, 80), nn.ReLU(inplace=True)]
+        return nets.wrap(nn.Sequential(*parts, nn.Linear(80, 10)), str(len(parts)), few.input_shape)
+
+    settings = Settings(rounds=2, fraction=0.5, new=False)
+    found = [Simulation(few, net(), Twice(lr=0.05), settings, numerics=kind) for kind in ("cohort", "plain")]
+    for made in found:
+        made.run()
+    assert layers
+    for key, tensor in found[0].server.state.items():
+        torch.testing.assert_close(tensor, found[1].server.state[key], rtol=0, atol=1e-5)
+
+
+def test_a_client_that_cannot_train_costs_its_own_update(few: Federation) -> None:
+    """Whoever it is: the first one decides about the groups too."""
+    first = rng.sample(0, 1, few.participants, 0.5)[0]
+    method = Twice(lr=0.05, refused=first)
+    settings = Settings(rounds=1, fraction=0.5, new=False)
+    made = Simulation(few, wide(few), method, settings, numerics="cohort")
+    made.run()
+    assert [fault["client"] for fault in made.faults] == [first]
+
+
+def test_images_must_be_flat(few: Federation) -> None:
+    net = nets.wrap(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Flatten(), nn.Linear(32, 10)), "3", few.input_shape)
+    with pytest.raises(ConfigError, match="flat"):
+        run("fedavg", few, "cohort", net)
+
+
+def test_a_layer_that_clients_keep_is_as_large_as_ever(few: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cohort, "GROUP_BYTES", 1 << 20)
+    net = nets.build("mlp", few.input_shape, few.num_classes, hidden=[500])
+    tasks = [Task("train", client, 1, 0, {}, {}) for client in few.participants]
+    shared, own = (
+        len(cohort.CohortWorker(few, net, registry.make(name), 1, 0).jobs(tasks)) for name in ("fedavg", "lgfedavg")
+    )
+    assert shared < own
+
+
 def test_a_client_that_leaves_the_numbers_leaves_alone_in_the_dual_form(
     few: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And no client's weights are written out for it."""
+    monkeypatch.setattr(batched.Dual, "weights", lambda _: pytest.fail("written out"))
     train, spoilt = cohort.CohortWorker._train_phase, []
 
     def spoil(self: cohort.CohortWorker, group: cohort.Group, *given: Any) -> None:

@@ -153,6 +153,7 @@ def test_a_site_that_was_down_at_the_end_gets_its_model_when_the_same_command_is
     assert [predicts(grid, name) for name in NAMES] == [True, True, False]
     assert [fault["client"] for fault in second.faults] == [2]
     assert {name for name, _, last in grid.kinds if last} == {"berta"}
+    assert second.cost["bytes_scored"] > first.cost["bytes_scored"]
     assert "train" not in {kind for _, kind, _ in grid.kinds}
     grid.down, grid.kinds = set(), []
     third = run(grid)

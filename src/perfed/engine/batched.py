@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perfed.core.state import finite
+
 
 class Layers(torch.autograd.Function):
     """A linear layer of every client. Its gradients lie in memory as the weights do, which the fused step relies on."""
@@ -103,11 +105,14 @@ class Dual:
         """Z of the first clients."""
         count, flat = len(places), places.flatten()
         first = self._first.flatten(0, 1)[flat].view(*places.shape, -1)
+        products = self._products.flatten(0, 1)[flat].view(*places.shape, -1)
         if bias is not None:
             first += bias.unsqueeze(1)
-        return first.baddbmm_(
-            self._products.flatten(0, 1)[flat].view(*places.shape, -1), self.moved[:count], alpha=-self.lr
-        )
+        return torch.baddbmm(first, products, self.moved[:count], alpha=-self.lr)  # no view: others may write into it
+
+    def finite(self, row: int) -> bool:
+        """Whether a client's weights are numbers, if those that all began with are."""
+        return finite(self.moved[row])
 
 
 class _Step(torch.autograd.Function):

@@ -33,6 +33,8 @@ from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import ConfigError, StoreError, UpdateError
 from perfed.nets.net import Net
 
+REVISION = 2
+"""of the arithmetic: a run that began with another one is not continued"""
 GROUP_BYTES = 8 << 20
 """Weights of a group: about what a processor keeps near itself."""
 SAMPLE_WISE = (nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus)
@@ -51,13 +53,16 @@ def refuse(method: Method, net: Net) -> None:
     if len(list(net.module.named_parameters(remove_duplicate=False))) > len(list(net.module.parameters())):
         what = "executor = 'cohort' is for layers with weights of their own, and this network uses some twice."
         raise ConfigError(what, CURE)
-    odd = [m for m in net.modules_from(0) if type(m) not in (nn.Linear, nn.Flatten, *SAMPLE_WISE)]
+    modules = net.modules_from(0)
+    odd = [m for m in modules if type(m) not in (nn.Linear, nn.Flatten, *SAMPLE_WISE)]
     if odd or any(True for _ in net.module.buffers()):
         what = type(odd[0]).__name__ if odd else "a buffer"
         raise ConfigError(
             f"executor = 'cohort' is for networks of linear layers, and this one has {what}.",
             "Take net = 'mlp', or leave executor out, which computes one client at a time.",
         )
+    if len(net.input_shape) > 1 and not any(isinstance(m, nn.Flatten) for m in _leading(modules)):
+        raise ConfigError("executor = 'cohort' needs flat input to its first layer.", "Put a Flatten before it.")
 
 
 @dataclass
@@ -86,6 +91,13 @@ class Group:
         start = self.weights.pop(name) if name in self.weights else self.common[name]
         self.duals[name] = Dual(x, self.sizes, start, lr)
         return self.duals[name]
+
+    def finite(self, name: str, row: int) -> bool:
+        """Whether a client's tensor has nothing but numbers."""
+        if name in self.duals and self.duals[name].alike:
+            return self.duals[name].finite(row)
+        self.write_out([name])
+        return finite(self.weights[name][row])
 
     def write_out(self, names: Iterable[str]) -> None:
         """Give every client a row of these tensors."""
@@ -121,14 +133,23 @@ class CohortWorker(Worker):
 
     def _needs(self, tasks: Sequence[Task]) -> int:
         """Bytes that a client's step goes through: its weights, or what stands for those of the first layer."""
-        plan = self._phases(tasks[0])
+        t = tasks[0].t
+        try:
+            plan = self._phases(tasks[0])
+        except (UpdateError, StoreError):  # whoever cannot train is named when it is asked to
+            return self._bytes
         trains = next((self.net.names(*phase.trains) for phase in plan if phase.epochs), frozenset[str]())
         most = max(self.federation.size(task.client) for task in tasks)
-        found = self._dual(self.net.modules_from(0), trains, self.method.optimiser(self.round(tasks[0].t)), most)
-        if not found:
+        found = self._dual(self.net.modules_from(0), trains, self.method.optimiser(self.round(t)), most)
+        if not found or not self.folds or found[1] in self._written_out(t):
             return self._bytes
         weight = self.plan.initial[found[1]]
         return self._bytes + 4 * (most * (2 * weight.shape[0] + weight.shape[1] + most) - weight.numel())
+
+    def _written_out(self, t: int) -> set[str]:
+        """The tensors of which every client's own is needed after a round."""
+        kept = {name for name, which in self.plan.private(t).items() if which is not False}
+        return kept | {name for name, which in self.plan.travels(t).items() if which is not True}
 
     def run_all(self, tasks: Sequence[Task]) -> list[Reply]:
         """Train a group, or do a single task of another kind."""
@@ -334,10 +355,7 @@ class CohortWorker(Worker):
 
     def _replies(self, group: Group, seconds: float) -> list[Reply]:
         found = []
-        t = group.tasks[0].t
-        unsent = {name for name, which in self.plan.private(t).items() if which is not False}
-        unsent |= {name for name, which in self.plan.travels(t).items() if which is not True}
-        group.write_out(name for name in self.plan.parts if not self.folds or name in unsent)
+        group.write_out(self._written_out(group.tasks[0].t) if self.folds else self.plan.parts)
         for row, task in enumerate(group.tasks):
             weights = {name: stack[row] for name, stack in group.weights.items()}
             kept = self.plan.pick(weights, self.plan.private(task.t))
@@ -360,8 +378,7 @@ class CohortWorker(Worker):
         mean = _mean(group, sent, range(len(replies)))
         good = list(range(len(replies)))
         if not all(map(finite, (*mean.values(), *(group.weights[name] for name in kept)))):
-            group.write_out((*sent, *kept))
-            good = [row for row in good if all(finite(group.weights[name][row]) for name in (*sent, *kept))]
+            good = [row for row in good if all(group.finite(name, row) for name in (*sent, *kept))]
             bad = "values that are not finite came out of its training."
             replies = [
                 one if row in good else Reply(one.client, {}, {}, {"error": bad, "seconds": one.scalars["seconds"]})
@@ -395,8 +412,14 @@ def _mean(group: Group, names: Sequence[str], rows: Sequence[int]) -> State:
     return found
 
 
+def _leading(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """The modules before the first linear layer."""
+    return list(itertools.takewhile(lambda module: not isinstance(module, nn.Linear), modules))
+
+
 def _through(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """Samples after some modules without weights."""
+    """Samples after some modules without weights, none of which may write into what others still need."""
+    x = x.clone() if any(getattr(module, "inplace", False) for module in modules) else x
     for module in modules:
         x = x.flatten(1) if isinstance(module, nn.Flatten) else module(x)
     return x

@@ -28,6 +28,10 @@ class LastSizes:
     """Bytes of states, in all and per layer; not counted again while they are the same tensors as the last ones."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the last state's tensors."""
         self._names: list[str] = []
         self._tensors: list[Tensor] = []
         self._found: tuple[int, Counter[str]] = 0, Counter()
@@ -58,8 +62,8 @@ class Ledger:
     layers: Counter[str] = field(default_factory=Counter)
     extra: Counter[str] = field(default_factory=Counter)
     """what methods count themselves: scalars of an update whose name starts with `cost.`"""
-    _down: LastSizes = field(default_factory=LastSizes, repr=False)
-    _up: LastSizes = field(default_factory=LastSizes, repr=False)
+    _down: LastSizes = field(default_factory=LastSizes, init=False, repr=False, compare=False)
+    _up: LastSizes = field(default_factory=LastSizes, init=False, repr=False, compare=False)
 
     @classmethod
     def restore(cls, totals: Mapping[str, Any]) -> Ledger:
@@ -67,6 +71,11 @@ class Ledger:
         values = dict(totals)
         counters = {name: Counter(values.get(name, {})) for name in ("layers", "extra")}
         return cls(**values | counters)
+
+    def forget(self) -> None:
+        """Let go of the last client's tensors."""
+        self._down.forget()
+        self._up.forget()
 
     def totals(self) -> dict[str, Any]:
         """The totals as plain numbers."""

@@ -21,7 +21,7 @@ from perfed.core.server import Peer, Server, Slots
 from perfed.core.state import State, check, digest, finite, largest
 from perfed.data.federation import Federation
 from perfed.engine import evaluate, executors
-from perfed.engine.cohort import CohortWorker
+from perfed.engine.cohort import REVISION, CohortWorker
 from perfed.engine.executors import Executor
 from perfed.engine.lastscores import LastScores
 from perfed.engine.ledger import Besides, Flops, Ledger
@@ -147,6 +147,7 @@ class Simulation:
             sent = alike if self.worker.folds else reply.state
             entries[str(task.client)] = self.ledger.enter(task, reply, sent, flops, self.worker.net)
             besides.enter(self.flops.memory if self._sites else reply.private, sent, task.received)
+        self.ledger.forget()
         if len(entries) < self._quorum * len(cohort):
             raise QuorumError(t, len(entries), len(cohort), self.faults[before:])
         if len(lost) < len(updates):
@@ -218,7 +219,8 @@ class Simulation:
         if not records:
             return self.method.start(self.worker.net, self.federation.num_clients, self.plan.initial)
         self.ledger = Ledger.restore(records[-1]["ledger"])
-        return self.store.server() or self.method.start(self.worker.net, self.federation.num_clients, self.plan.initial)
+        held = self.store.server() or self.method.start(self.worker.net, self.federation.num_clients, self.plan.initial)
+        return {name: tensor.clone() for name, tensor in held.items()}  # which lies in memory as if it were computed
 
     def _task(self, op: Operation, client: int, t: int, **options: Any) -> Task:
         since, private = self.store.client(client)
@@ -314,7 +316,7 @@ class Simulation:
             "hyper-parameters": asdict(self.method),
             "partition": self.federation.sha256,
             "initial": digest(self.plan.initial),
-        } | ({} if self.numerics == "plain" else {"numerics": self.numerics})
+        } | ({} if self.numerics == "plain" else {"numerics": f"{self.numerics}/{REVISION}"})
         return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
     def _tell(self, t: int, doing: str, done: int, of: int) -> None:

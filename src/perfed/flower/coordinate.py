@@ -169,6 +169,8 @@ def _finish(simulation: Simulation, prepared: Prepared, directory: Path, executo
     left: dict[int, str] = {}
     names, last = simulation.federation.client_names or (), simulation.settings.rounds
     ended = rundir.is_finished(directory)
+    if ended:  # what was sent after the last round is in no record of a round
+        simulation.ledger.bytes_scored = Result.load(directory).cost["bytes_scored"]
     try:
         for t in range(simulation.store.round + 1, last + 1):
             simulation.step(t)
