@@ -77,6 +77,9 @@ def test_a_run_on_ray_that_is_stopped_resumes_to_the_same_bits(number: signal.Si
 CLUSTER = """
 ray start --head --node-ip-address 127.0.0.1 --port 6399 --num-cpus 2 --include-dashboard=false >&2 || exit 3
 RAY_ADDRESS=127.0.0.1:6399 "$@"
+code=$?
+ray stop >&2  # which also forgets, for whoever starts Ray here, that there was a cluster
+exit $code
 """
 
 

@@ -72,5 +72,5 @@ def _backend(prepared: Prepared) -> dict[str, dict[str, Any]]:
     """As many single-thread actors as workers; on a cluster that exists, as many as it has room for."""
     init: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not os.environ.get("RAY_ADDRESS"):
-        init["num_cpus"] = prepared.config.workers
+        init |= {"address": "local", "num_cpus": prepared.config.workers}  # and no cluster that was there once
     return {"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
