@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,21 +15,39 @@ from perfed.core.state import State
 Numbers = NDArray[np.float64]
 
 
+PIECE = 256
+"""clients whose matrices are looked at together"""
+
+
 def accuracy(confusion: Tensor) -> float:
     """The share of right predictions; not a number for a client without samples."""
-    total = int(confusion.sum())
-    return float(confusion.diagonal().sum()) / total if total else float("nan")
+    return float(_rates([confusion]).accuracy[0])
 
 
 def macro_f1(confusion: Tensor) -> float:
     """The mean F1 over the classes that occur in the labels."""
-    hits = confusion.diagonal().double()
-    support, predicted = confusion.sum(dim=1), confusion.sum(dim=0)
-    present = support > 0
-    if not bool(present.any()):
-        return float("nan")
-    f1 = 2 * hits / (support + predicted).clamp(min=1)
-    return float(f1[present].mean())
+    return float(_rates([confusion]).f1[0])
+
+
+class Rates(NamedTuple):
+    """What the clients' matrices say: numbers of samples, accuracies and macro-F1, in the clients' order."""
+
+    counts: Numbers
+    accuracy: Numbers
+    f1: Numbers
+
+
+def _rates(confusions: Sequence[Tensor]) -> Rates:
+    parts = []
+    for at in range(0, len(confusions), PIECE):
+        some = torch.stack(list(confusions[at : at + PIECE])).double().numpy()
+        hits, support, predicted = some.diagonal(axis1=1, axis2=2), some.sum(axis=2), some.sum(axis=1)
+        present, counts = support > 0, support.sum(axis=1)
+        f1 = np.where(present, 2 * hits / np.maximum(support + predicted, 1), 0).sum(axis=1)
+        known = np.where(counts > 0, 1.0, np.nan)
+        accuracies = hits.sum(axis=1) / np.maximum(counts, 1) * known
+        parts.append((counts, accuracies, f1 / np.maximum(present.sum(axis=1), 1) * known))
+    return Rates(*(np.concatenate(one) for one in zip(*parts, strict=True)))
 
 
 def without_labels(state: State) -> State:
@@ -63,28 +81,26 @@ def summary(values: Numbers, weights: Numbers) -> dict[str, float]:
 def scores(states: Sequence[State], stage: str, *, labels: bool = True) -> dict[str, Any]:
     """Local metrics over clients from what workers measured, before or after adaptation; by class with labels."""
     found: dict[str, Any] = {}
-    tests = [state[f"{stage}/test/confusion"] for state in states]
-    counts = np.array([int(t.sum()) for t in tests], dtype=np.float64)
-    found |= summary(np.array([accuracy(t) for t in tests]), counts)
+    counts, accuracies, f1 = _rates([state[f"{stage}/test/confusion"] for state in states])
+    found |= summary(accuracies, counts)
     losses = np.array([float(state[f"{stage}/test/loss"]) for state in states])
     if counts.sum():
         found["loss"] = float(losses.sum() / counts.sum())
     if counts.sum() and labels:
-        found["macro_f1"] = float(np.nanmean([macro_f1(t) for t in tests]))
+        found["macro_f1"] = float(np.nanmean(f1))
     prefix = f"{stage}/test/measure/"
     for name in sorted(key for key in states[0] if key.startswith(prefix)):
         values = np.array([float(state[name]) for state in states]) / np.where(counts > 0, counts, np.nan)
         found |= {f"{name.removeprefix(prefix)}.{k}": v for k, v in summary(values, counts).items()}
-    vals = [state[f"{stage}/val/confusion"] for state in states]
-    weights = np.array([int(v.sum()) for v in vals], dtype=np.float64)
+    weights, accuracies, _ = _rates([state[f"{stage}/val/confusion"] for state in states])
     if weights.sum():
-        found["val"] = summary(np.array([accuracy(v) for v in vals]), weights)["mean"]
+        found["val"] = summary(accuracies, weights)["mean"]
     return found
 
 
 def per_client(states: Sequence[State], stage: str) -> list[float]:
     """Every client's test accuracy."""
-    return [accuracy(state[f"{stage}/test/confusion"]) for state in states]
+    return [float(one) for one in _rates([state[f"{stage}/test/confusion"] for state in states]).accuracy]
 
 
 def ensemble_accuracy(total: Tensor, y: Tensor) -> float:
