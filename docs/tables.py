@@ -89,7 +89,7 @@ def flower(found: dict[str, Any]) -> str:
         )
     if kills := found.get("kills"):
         text += "\n\n" + killed(kills)
-    made = "Made by `benchmarks/flower.py` on two busy cores, where only ratios count; results/flower.json, torch"
+    made = "Made by `benchmarks/flower.py` on two cores, where ratios count; results/flower.json, torch"
     return f"{text}\n\n{made} {found['versions']['torch']}."
 
 
