@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from perfed.core import registry
 from perfed.data import Federation, federate
 from perfed.engine import calibrate, executors
+from perfed.engine.flopcount import CountFlops
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Outcome, Settings
 from perfed.engine.store import _bytes
@@ -219,3 +224,40 @@ def test_a_step_makes_one_call_for_all_parameters(momentum: float, monkeypatch: 
     net(torch.zeros(2, 3)).sum().backward()
     sgd.step()
     assert calls == [4]
+
+
+@pytest.mark.parametrize("numerics", ["plain", "cohort"])
+def test_a_run_does_not_load_torchs_compiler(numerics: str) -> None:
+    """Which would take longer than the first round of a small run, in every process."""
+    code = f"""
+        import sys
+        from perfed import nets
+        from perfed.core import registry
+        from perfed.data import federate
+        from perfed.engine.rounds import Simulation
+        from perfed.engine.settings import Settings
+        data = federate("digits", clients=4, split="iid", seed=0)
+        net = nets.build("mlp", data.input_shape, data.num_classes, hidden=[8])
+        Simulation(data, net, registry.make("fedrep"), Settings(rounds=2), numerics={numerics!r}).run()
+        print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_flops_are_those_of_torchs_own_counter() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(54, 7))
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def work() -> None:
+        net(torch.rand(5, 3, 8, 8)).sum().backward()
+        x = torch.rand(2, 4, 8)
+        attention(x, x, x)[0].sum().backward()
+        torch.bmm(torch.rand(2, 3, 4), torch.rand(2, 4, 5))
+
+    with FlopCounterMode(display=False) as theirs:
+        work()
+    with CountFlops() as ours:
+        work()
+    assert ours.total == theirs.get_total_flops() > 0

@@ -270,7 +270,7 @@ class CohortWorker(Worker):
                 below = x[rows].view(*index.shape, *x.shape[1:])
             logits = self._forward(suffix, below, held, set(trained), lr, anchor)
             losses = F.cross_entropy(logits.flatten(0, 1), group.y[rows], reduction="none")
-            torch.autograd.grad(losses, anchor, share.flatten(), allow_unused=True)
+            torch.autograd.grad(losses @ share.flatten(), anchor, allow_unused=True)
 
         return step
 
@@ -293,7 +293,7 @@ class CohortWorker(Worker):
             below = x[rows].view(*index.shape, *x.shape[1:])
             logits = self._forward(suffix, below, held | dict(zip(trained, leaves, strict=True)))
             losses = F.cross_entropy(logits.flatten(0, 1), group.y[rows], reduction="none")
-            gradients = torch.autograd.grad(losses, leaves, share.flatten())
+            gradients = torch.autograd.grad(losses @ share.flatten(), leaves)
             with torch.no_grad():
                 sgd[0].move(sgd[0].parameters, list(gradients))
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from perfed.core.client import Client, Meter
 from perfed.core.plan import Round
 from perfed.core.state import SEALED, State, serialised_bytes
 from perfed.data.federation import Split
 from perfed.engine.executors import one_thread
+from perfed.engine.flopcount import CountFlops
 from perfed.engine.worker import Reply, Task, Worker
 from perfed.nets.net import Net
 
@@ -212,6 +212,6 @@ class Flops:
         probe.data.train = probe.data.val = few
         with one_thread():
             before(worker, probe)
-            with FlopCounterMode(display=False) as counter:
+            with CountFlops() as counter:
                 work(worker, probe)
-        return float(counter.get_total_flops()) / len(few), probe
+        return float(counter.total) / len(few), probe

@@ -15,12 +15,12 @@ from importlib import resources
 from pathlib import Path
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from perfed import nets
 from perfed.core import registry
 from perfed.data import Federation, federate, from_tensors
 from perfed.engine.executors import Executor, Serial
+from perfed.engine.flopcount import CountFlops
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
 from perfed.engine.worker import Reply, Task, Worker
@@ -83,9 +83,9 @@ class Counting(Executor):
 
     def run(self, tasks: Sequence[Task], done: Callable[[], None] | None = None) -> list[Reply]:
         """The replies, in the order of the tasks."""
-        with FlopCounterMode(display=False) as counter:
+        with CountFlops() as counter:
             replies = self.serial.run(tasks, done)
-        self.flops += counter.get_total_flops()
+        self.flops += counter.total
         return replies
 
     def close(self) -> None:
