@@ -3,19 +3,19 @@
     Z_i = X_i W_i^T + b_i    for all clients i of a group at once
 
 It is for networks of linear layers, where one client's step is too small to be worth a call, and for methods whose
-local rule is cross-entropy by phases. The first layer that trains may be computed without weights of each client
-(`dual`). Sums run in another order than one client at a time, so this is a numeric mode of
-its own: equal to the plain one to 1e-5, not to the bit. Groups follow from the configuration and the order of clients
-alone, so the number of workers changes nothing. Where the server takes the plain mean, a group sends its own mean in
-place of an update per client: the first of its clients brings it, with the weight of all.
+local rule is cross-entropy by phases. The first layer that trains may do so in its dual form (`batched`). Sums run in
+another order than one client at a time, so this is a numeric mode of its own: equal to the plain one to 1e-5, not to
+the bit. Groups follow from the configuration and the order of clients alone, so the number of workers changes nothing.
+Where the server takes the plain mean, a group sends its own mean in place of an update per client: the first of its
+clients brings it, with the weight of all.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence, Set
+from dataclasses import asdict, replace
 from functools import partial
 
 import torch
@@ -28,7 +28,8 @@ from perfed.core.fit import Optimiser, Phase, batches, fitting, is_plain
 from perfed.core.method import Method
 from perfed.core.state import State, finite
 from perfed.data.federation import Federation
-from perfed.engine.batched import Descents, Dual, Layers, pays
+from perfed.engine.batched import Descents, Layers, pays
+from perfed.engine.group import Group
 from perfed.engine.worker import Reply, Task, Worker
 from perfed.errors import ConfigError, StoreError, UpdateError
 from perfed.nets.net import Net
@@ -63,49 +64,6 @@ def refuse(method: Method, net: Net) -> None:
         )
     if len(net.input_shape) > 1 and not any(isinstance(m, nn.Flatten) for m in _leading(modules)):
         raise ConfigError("executor = 'cohort' needs flat input to its first layer.", "Put a Flatten before it.")
-
-
-@dataclass
-class Group:
-    """The clients of one batched step, the one with the most steps first."""
-
-    tasks: list[Task]
-    weights: State
-    """every tensor of the network, one row per client; but for what all clients have in common, until it is needed"""
-    common: State
-    """what all clients begin with"""
-    x: Tensor
-    y: Tensor
-    starts: list[int]
-    sizes: list[int]
-    meters: list[Meter]
-    room: Callable[[str], Tensor]
-    """memory for every client's row of a tensor"""
-    duals: dict[str, Dual] = field(default_factory=dict)
-    """weights that are not written out"""
-
-    def begin(self, name: str, x: Tensor, lr: float) -> Dual:
-        """Let a layer train from here in its dual form, on these inputs of all clients."""
-        if name in self.duals or name not in self.common:
-            self.write_out([name])
-        start = self.weights.pop(name) if name in self.weights else self.common[name]
-        self.duals[name] = Dual(x, self.sizes, start, lr)
-        return self.duals[name]
-
-    def finite(self, name: str, row: int) -> bool:
-        """Whether a client's tensor has nothing but numbers."""
-        if name in self.duals and self.duals[name].alike:
-            return self.duals[name].finite(row)
-        self.write_out([name])
-        return finite(self.weights[name][row])
-
-    def write_out(self, names: Iterable[str]) -> None:
-        """Give every client a row of these tensors."""
-        for name in names:
-            if name in self.duals:
-                self.weights[name] = self.duals.pop(name).weights()
-            elif name not in self.weights:
-                self.weights[name] = self.room(name).copy_(self.common[name])
 
 
 class CohortWorker(Worker):
@@ -242,8 +200,8 @@ class CohortWorker(Worker):
         self, suffix: Sequence[nn.Module], trained: Collection[str], optimiser: Optimiser, most: int
     ) -> tuple[int, str] | None:
         """The first layer's place and weight, if it trains, by plain steps, on fewer samples than it is wide."""
-        at = next((k for k, module in enumerate(suffix) if isinstance(module, nn.Linear)), None)
-        if at is None or not _plain(optimiser):
+        at = len(_leading(suffix))
+        if at == len(suffix) or not _plain(optimiser):
             return None
         name = f"{self._linear[id(suffix[at])]}.weight"
         return (at, name) if name in trained and pays(most, self.plan.initial[name]) else None
@@ -259,7 +217,8 @@ class CohortWorker(Worker):
             at, name = found
             dual = group.begin(name, _through(suffix[:at], x), lr)
             bias, suffix = group.weights.get(f"{name.removesuffix('.weight')}.bias"), suffix[at + 1 :]
-            shifts = torch.tensor([row * max(group.sizes) - at for row, at in enumerate(group.starts)]).unsqueeze(1)
+            rooms = torch.arange(len(group.sizes)) * max(group.sizes)
+            shifts = (rooms - torch.tensor(group.starts)).unsqueeze(1)  # from all samples' rows to the padded ones
 
         def step(index: Tensor, share: Tensor) -> None:
             count, rows = len(index), index.flatten()
@@ -375,7 +334,7 @@ class CohortWorker(Worker):
         t = group.tasks[0].t
         sent = [name for name, which in self.plan.travels(t).items() if which is not False]
         kept = [name for name, which in self.plan.private(t).items() if which is not False]
-        mean = _mean(group, sent, range(len(replies)))
+        mean = group.mean(sent, range(len(replies)))
         good = list(range(len(replies)))
         if not all(map(finite, (*mean.values(), *(group.weights[name] for name in kept)))):
             good = [row for row in good if all(group.finite(name, row) for name in (*sent, *kept))]
@@ -384,7 +343,7 @@ class CohortWorker(Worker):
                 one if row in good else Reply(one.client, {}, {}, {"error": bad, "seconds": one.scalars["seconds"]})
                 for row, one in enumerate(replies)
             ]
-            mean = _mean(group, sent, good)
+            mean = group.mean(sent, good)
         if good:
             first = replies[good[0]]
             for row in good[1:]:
@@ -393,23 +352,6 @@ class CohortWorker(Worker):
             state = self.plan.pick(mean, self.plan.travels(t))
             replies[good[0]] = replace(first, state=state)
         return replies
-
-
-def _mean(group: Group, names: Sequence[str], rows: Sequence[int]) -> State:
-    """The mean of these clients' tensors, weighted by their sizes."""
-    total = sum(group.sizes[row] for row in rows)
-    shares = torch.tensor([group.sizes[row] / total for row in rows])
-    found = {}
-    for name in names:
-        dual = group.duals.get(name)
-        if dual and dual.alike:
-            found[name] = dual.mean(rows, shares)
-            continue
-        group.write_out([name])
-        stack = group.weights[name]
-        some = stack if len(rows) == len(stack) else stack[list(rows)]
-        found[name] = (shares @ some.flatten(1)).view(stack.shape[1:])
-    return found
 
 
 def _leading(modules: Sequence[nn.Module]) -> list[nn.Module]:
