@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-from perfed import rundir
+from perfed import hyperparameters, rundir
+from perfed.core.method import Method
 from perfed.recipes import Budget, Cell, Recipe
+from perfed.recipes.budget import shared
 from perfed.recipes.column import CLIENT, SETTLED, TOOK_PART, Column
 from perfed.result import Result, versions
 
@@ -89,14 +92,15 @@ def columns(recipe: Recipe) -> list[Column]:
 def compared(recipe: Recipe, rows: Mapping[str, dict[str, Any]]) -> list[int]:
     """Rank every column; how many figures are as published, of how many."""
     for column in columns(recipe):
-        for kind in ("published", "measured"):
-            _rank(rows, column, kind)
+        published = [e.published[column.key] for e in recipe.entries.values() if column.key in e.published]
+        for kind, among in (("published", published), ("measured", None)):
+            _rank(rows, column, kind, among)
     found = [cell for row in rows.values() for cell in row["cells"].values() if "difference" in cell]
     return [sum(abs(cell["difference"]) <= recipe.within for cell in found), len(found)]
 
 
-def read(result: Result, column: Column) -> float | None:
-    """A column's value in a result, shares in per cent; None if the run did not measure it."""
+def read(result: Result, column: Column, share: float = 1.0) -> float | None:
+    """A column's value in a run of this share of the rounds, parts of one in per cent; None if it was not measured."""
     name = column.metric
     if name.startswith(SETTLED):
         return _settled(result, name.removeprefix(SETTLED))
@@ -106,13 +110,17 @@ def read(result: Result, column: Column) -> float | None:
     if name == TOOK_PART:
         return _took_part(result)
     found: Mapping[str, Any] = result.metrics
-    if column.round is not None and column.round != result.config.rounds:
-        at = [entry for entry in result.history if entry["t"] == column.round]
-        if not at:
-            return None
-        found = at[0]
+    at = None if column.round is None else shared(column.round, share)
+    if at is not None and at != result.config.rounds:
+        found = next((entry for entry in result.history if entry["t"] == at), {})
     value = found.get(name)
     return None if value is None else 100 * float(value)
+
+
+def readings(recipe: Recipe, budget: Budget, column: Column, results: Sequence[Result]) -> list[float]:
+    """A column's values in the results that have one."""
+    share = recipe.quick if budget == "quick" else 1.0
+    return [value for result in results if (value := read(result, column, share)) is not None]
 
 
 def _took_part(result: Result) -> float | None:
@@ -136,13 +144,14 @@ def _row(recipe: Recipe, label: str, runs: Runs, budget: Budget) -> dict[str, An
     entry, cells = recipe.entries[label], {}
     mine = {cell.setting: results for cell, results in runs.items() if cell.label == label}
     for column in recipe.columns:
-        values = [value for result in mine.get(column.setting, ()) if (value := read(result, column)) is not None]
+        values = readings(recipe, budget, column, mine.get(column.setting, ()))
         cells[column.key] = _compare(entry.published.get(column.key), values)
+    hyper = recipe.hyper(budget, Cell(next(iter(mine)), label))
+    name = hyper.pop("name")
     return {
         "method": entry.method,
-        "hyper": {
-            key: value for key, value in recipe.hyper(budget, Cell(next(iter(mine)), label)).items() if key != "name"
-        },
+        "hyper": hyper,
+        "defaults": defaults(name, hyper),
         "cells": cells,
         "cost": {
             setting or "run": {key: statistics.fmean(r.cost[key] for r in results) for key in COSTS}
@@ -150,6 +159,14 @@ def _row(recipe: Recipe, label: str, runs: Runs, budget: Budget) -> dict[str, An
         },
         "state_sha256": {setting or "run": [r.state_sha256 for r in results] for setting, results in mine.items()},
     }
+
+
+def defaults(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a method was trained with beside what the recipe gives: its own hyper-parameters, and its fine-tuning."""
+    made = hyperparameters.check(method, given)
+    tuning = {"finetune_epochs", "finetune"} if made.finetune_epochs else set()
+    common = {field.name for field in fields(Method)} - tuning
+    return {k: v for k, v in hyperparameters.table(made).items() if k not in common and k not in given}
 
 
 def _compare(published: float | None, values: Sequence[float]) -> dict[str, Any]:
@@ -167,11 +184,12 @@ def _partitions(results: Sequence[Result]) -> dict[str, str]:
     return {str(r.config.seed): r.partition_sha256 for r in sorted(results, key=lambda r: r.config.seed)}
 
 
-def _rank(rows: Mapping[str, dict[str, Any]], column: Column, kind: str) -> None:
+def _rank(rows: Mapping[str, dict[str, Any]], column: Column, kind: str, among: Sequence[float] | None) -> None:
+    """The place of every row among these figures, or among those of the rows."""
     held = [(row["cells"][column.key][kind], row) for row in rows.values() if kind in row["cells"].get(column.key, {})]
-    sign = -1 if column.falls else 1
+    sign, others = -1 if column.falls else 1, [value for value, _ in held] if among is None else among
     for value, row in held:
-        row["cells"][column.key][f"rank_{kind}"] = 1 + sum(sign * other > sign * value for other, _ in held)
+        row["cells"][column.key][f"rank_{kind}"] = 1 + sum(sign * other > sign * value for other in others)
 
 
 def first_of_all(found: Mapping[str, Any]) -> tuple[int, int]:

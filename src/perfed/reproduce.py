@@ -129,7 +129,7 @@ def _best(plan: Plan, top: int) -> list[Cell]:
             cell: statistics.fmean(values)
             for cell, results in runs.items()
             if column and cell.setting == setting and cell in plan.cells
-            and (values := [v for r in results if (v := measured.read(r, column)) is not None])
+            and (values := measured.readings(plan.recipe, plan.budget, column, results))
         }  # fmt: skip
         falls = column is not None and column.falls
         best += sorted(means, key=lambda cell: means[cell], reverse=not falls)[:top]

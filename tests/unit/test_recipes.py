@@ -11,6 +11,7 @@ import pytest
 from perfed import recipes
 from perfed.errors import ConfigError, DataError, UnknownNameError
 from perfed.measured import markdown
+from perfed.recipes import Cell
 from perfed.recipes.budget import BUDGETS
 from perfed.recipes.column import Column
 from perfed.recipes.reading import Reading
@@ -142,6 +143,16 @@ def test_settings_columns_and_budgets() -> None:
         recipe.chosen("full", ["c"], [])
     with pytest.raises(DataError, match="no setting 'y'"):
         recipe.chosen("full", [], ["y"])
+
+
+def test_a_share_of_the_rounds_has_its_readings_and_schedules_at_the_same_share() -> None:
+    recipe = recipes.load("scheduling-table2-mnist")
+    anti = Cell("", "anti")
+    words, hyper = recipe.run_words("quick", anti), recipe.hyper("quick", anti)
+    assert (words["rounds"], words["eval_every"], hyper["unfreeze"]) == (30, 10, [0, 10, 20])
+    full, given = recipe.run_words("full", anti), recipe.hyper("full", anti)
+    assert (full["rounds"], full["eval_every"], given["unfreeze"]) == (300, 100, [0, 100, 200])
+    assert recipes.load("pse-table2-fashionmnist").run_words("quick", Cell("3", "pse"))["eval_every"] == 10
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def test_facts_have_means_ranks_hashes_and_all_that_was_run(plan: Plan, monkeypa
     found = reproduce(replace(plan, only=("local",)), range(2), keep=kept.append)
     assert [len(facts["rows"]) for facts in kept] == [1, 1, 1, 1]
     assert found["missing"] == ["fedper", "iid/fedper"]
+    assert found["rows"]["local"]["cells"]["local.mean"]["rank_published"] == 2, "among all that is published"
     cell = found["rows"]["local"]["cells"]["local.mean"]
     assert len(cell["values"]) == 2
     assert cell["difference"] == pytest.approx(sum(cell["values"]) / 2 - 90)
@@ -203,6 +204,7 @@ def test_columns_read_rounds_clients_and_settling() -> None:
     )
     got = [measured.read(result, Column(key)) for key in ("local.mean", "x/local.mean@2", "local.mean@9", "client.0")]
     assert got == [90.5, 89.5, None, 25.0]
+    assert measured.read(result, Column("local.mean@20"), share=0.1) == 89.5
     assert measured.read(result, Column("client.1")) is None
     assert measured.read(result, Column("settled.local.mean")) == 4
 

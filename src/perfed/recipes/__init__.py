@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.errors import ConfigError, DataError, unknown
-from perfed.recipes.budget import SMOKE_METHOD, Budget, smoke_words
+from perfed.recipes.budget import SMOKE_METHOD, Budget, quick_method, quick_words, smoke_words
 from perfed.recipes.column import Column
 from perfed.recipes.reading import Reading
 
@@ -141,7 +141,8 @@ class Recipe:
         """The words of a run without its method. `own_data`: smoke reads the recipe's data, not digits."""
         words = self.words | self.settings[cell.setting].run | self.entries[cell.label].run
         if budget == "quick":
-            return words | {"rounds": max(1, round(words["rounds"] * self.quick))}
+            between = any(column.round is not None for column in self.columns)
+            return quick_words(words, self.quick, read_between=between)
         return smoke_words(words, own_data) | self.smoke.run if budget == "smoke" else words
 
     def hyper(self, budget: Budget, cell: Cell) -> dict[str, Any]:
@@ -150,6 +151,8 @@ class Recipe:
         values = entry.hyper | setting.method | setting.methods.get(cell.label, {})
         if cell.label in self.tuned:
             values = values | {"lr": self.tuned[cell.label]}
+        if budget == "quick":
+            values = quick_method(values, self.quick)
         if budget == "smoke":
             values = values | SMOKE_METHOD | self.smoke.method | self.smoke.methods.get(cell.label, {})
         return {"name": entry.method} | values

@@ -12,6 +12,24 @@ SMOKE_METHOD: dict[str, Any] = {"epochs": 1, "batch_size": 32}
 SMOKE_DATA = {"name": "digits", "samples": 240}
 SMOKE_CLIENTS = 4
 SMOKE_CLASSES = 5
+IN_ROUNDS = ("unfreeze",)
+"""Hyper-parameters that are rounds; a share of the rounds has them at the same share."""
+
+
+def shared(rounds: int, share: float) -> int:
+    """A share of some rounds."""
+    return round(rounds * share)
+
+
+def quick_words(words: dict[str, Any], share: float, *, read_between: bool) -> dict[str, Any]:
+    """A share of the rounds; where figures are read before the end, they are read at the same share."""
+    scaled = ("rounds", "eval_every") if read_between else ("rounds",)
+    return words | {key: max(1, shared(words[key], share)) for key in scaled if words.get(key)}
+
+
+def quick_method(values: dict[str, Any], share: float) -> dict[str, Any]:
+    """Hyper-parameters for a share of the rounds."""
+    return {key: [shared(t, share) for t in value] if key in IN_ROUNDS else value for key, value in values.items()}
 
 
 def smoke_words(words: dict[str, Any], own_data: bool) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def page_text(recipe: Recipe, found: Mapping[str, Any]) -> str:
 
 def _state(recipe: Recipe, found: Mapping[str, Any]) -> str:
     if recipe.dry:
-        return "Counted by the dry ledger, not run. In units of 10^9."
+        return "Counted, not run. In units of 10^9."
     seeds = len(found["seeds"])
     many = f"{seeds} seed{'s' if seeds > 1 else ''}"
     quick = "" if found["budget"] == "full" else f" at {recipe.quick:.0%} of the rounds"
@@ -82,7 +82,10 @@ def _protocol(recipe: Recipe, found: Mapping[str, Any]) -> str:
         if name and other:
             lines.append(f"| setting `{name}` | {', '.join(f'`{k} = {_toml(v)}`' for k, v in other.items())} |")
     for label, row in found["rows"].items():
-        lines.append(f"| method `{label}` | {', '.join(f'`{k} = {_toml(v)}`' for k, v in row['hyper'].items())} |")
+        given, own = (
+            ", ".join(f"`{k} = {_toml(v)}`" for k, v in row.get(kind, {}).items()) for kind in ("hyper", "defaults")
+        )
+        lines.append(f"| method `{label}` | {given}{f'; by default {own}' if own else ''} |")
     text = "\n".join(lines)
     return "\n\n".join(part for part in (recipe.notes, recipe.get, text) if part)
 
