@@ -37,6 +37,8 @@ class Job:
     place: Path
     weight: float = 1.0
     """how much work it is, in any unit that all jobs share"""
+    behind: float = 0.0
+    """the share of that work which comes after the training of the last round: every client's adaptation"""
     rounds: int = 0
     """the last round that is committed"""
     before: int = 0
@@ -50,12 +52,15 @@ class Job:
     @property
     def share(self) -> float:
         """How much of it is done."""
-        return 1.0 if self.result else self.rounds / self.config.rounds
+        return 1.0 if self.result else self._until(self.rounds)
 
     @property
     def worked(self) -> float:
         """How much of it was done in `seconds`."""
-        return self.share - (self.before / self.config.rounds if self.before < self.config.rounds else 0.0)
+        return self.share - (self._until(self.before) if self.before < self.config.rounds else 0.0)
+
+    def _until(self, rounds: int) -> float:
+        return (1 - self.behind) * rounds / self.config.rounds
 
 
 Look = Callable[[Sequence[Job]], None]

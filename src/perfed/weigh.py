@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from perfed.core.method import Method
 from perfed.core.registry import make
 from perfed.engine.cost import estimate
 from perfed.errors import PerfedError
@@ -19,7 +20,7 @@ def weigh(jobs: Sequence[Job]) -> None:
     """Give every job its weight. Jobs on the same data are weighed together, and its data is read once."""
     alike: Prepared | None = None
     words: dict[str, object] = {}
-    known: dict[str, float] = {}
+    known: dict[str, tuple[float, float]] = {}
     for job in jobs:
         own = {k: v for k, v in job.config.words().items() if k not in ("method", "rounds", "seed", "workers")}
         key = str((own, job.config.method))
@@ -28,21 +29,31 @@ def weigh(jobs: Sequence[Job]) -> None:
                 alike, words = prepare(job.config), own
             else:
                 alike = prepare(job.config, alike=alike)
-            known[key] = _flops_per_round(alike)
-        job.weight = known[key] * job.config.rounds
+            known[key] = _flops(alike)
+        training, adapting = known[key][0] * job.config.rounds, known[key][1]
+        job.weight, job.behind = training + adapting, adapting / (training + adapting)
 
 
-def _flops_per_round(made: Prepared) -> float:
-    """One client of mean size, times the participants; a method that cannot be counted is taken for FedAvg."""
-    federation = made.federation
+def _flops(made: Prepared) -> tuple[float, float]:
+    """Of a round, and of the adaptation of all clients at the end; from one client of mean size."""
+    federation, method = made.federation, made.method
     size = max(1, round(float(federation.sizes().mean())))
-    people = math.ceil(made.config.fraction * len(federation.participants))
+    people = len(federation.participants)
     shared = ("lr", "momentum", "epochs", "batch_size")
     plain = make("fedavg", **{key: made.config.method[key] for key in shared if key in made.config.method})
-    for method in (made.method, plain):
-        try:
-            net = method.build(made.net.clone())
-            return estimate(net, method, FEW, [size]).flops / FEW * people
-        except PerfedError:
-            continue
-    return 1.0
+    usual = _of_client(made, plain, size)
+    own = _of_client(made, method, size)
+    training = (usual if own is None else own) or 1.0
+    adapting = 0.0
+    if method.adapts and made.settings.adapt != "never":
+        epochs = method.finetune_epochs if method.finetune == "all" else 1  # the head alone costs little more than once
+        adapting = (usual or 1.0) / max(1, plain.epochs) * max(1, epochs) * people
+    return training * math.ceil(made.config.fraction * people), adapting
+
+
+def _of_client(made: Prepared, method: Method, size: int) -> float | None:
+    """A client's round; None of a method that cannot be counted."""
+    try:
+        return estimate(method.build(made.net.clone()), method, FEW, [size]).flops / FEW
+    except PerfedError:
+        return None

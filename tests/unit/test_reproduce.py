@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import perfed
+from perfed import config as configuration
 from perfed import grid, measured, recipes, rundir
 from perfed.cli import app
 from perfed.errors import ConfigError
@@ -24,6 +25,7 @@ from perfed.grid import Job, time_left
 from perfed.recipes import Cell
 from perfed.recipes.column import Column
 from perfed.reproduce import Plan, best_rate, counted, reproduce, tune, write
+from perfed.weigh import weigh
 
 RECIPE = """
 title = "Digits"
@@ -218,6 +220,19 @@ def test_the_mean_of_those_who_took_part(tmp_path: Path) -> None:
     assert 1 <= len(seen) <= 2
     own = [result.clients["accuracy"][client] for client in seen]
     assert measured.read(result, Column("local.took_part")) == pytest.approx(100 * sum(own) / len(own))
+
+
+def test_adaptation_behind_the_last_round_is_part_of_the_time_left(tmp_path: Path) -> None:
+    """Fine-tuning all clients for ten epochs is as much work as ten rounds of one epoch with all of them."""
+    words: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 10, "net": {"name": "mlp", "hidden": [8]}}
+    plain, tuned = (
+        Job(name, configuration.resolve(words | {"method": {"name": name, "epochs": 1}}), tmp_path)
+        for name in ("fedavg", "fedavg+ft")
+    )
+    weigh([plain, tuned])
+    assert tuned.weight == pytest.approx(2 * plain.weight, rel=0.01)
+    tuned.rounds, tuned.seconds = 9, 9.0
+    assert time_left([tuned], 1) == pytest.approx(11, rel=0.02)
 
 
 def test_time_left_is_told_from_what_is_done() -> None:
