@@ -220,7 +220,7 @@ def test_lists_for_people_and_machines(tmp_path: Path) -> None:
     assert own["finetune_epochs"]["default"] == 10
     trained = json.loads(call("methods", "vanilla", "--json").stdout)["recipes"]
     assert trained["scheduling-table2-mnist"]["method"] == {
-        "lr": 0.005, "batch_size": 10, "epochs": 1, "finetune_epochs": 10,
+        "lr": 0.005, "batch_size": 10, "epochs": 1, "finetune_epochs": 10, "unfreeze": [0, 100, 200],
     }  # fmt: skip
     assert "leaderboard" not in trained
     assert "scheduling-table2-mnist" in call("methods", "vanilla").stdout

@@ -188,6 +188,12 @@ def test_a_reading_is_checked(check: str, want: bool) -> None:
     assert Reading(claim="", check=check).holds(ROWS) is want
 
 
+def test_a_deviation_is_known_with_several_seeds_only() -> None:
+    reading = Reading(claim="", check="[a x spread] > 1")
+    for spread, known in ((None, False), (2.0, True)):
+        assert reading.known({"a": {"cells": {"x": {"measured": 1.0, "spread": spread}}}}) is known
+
+
 @pytest.mark.parametrize(
     "check",
     [

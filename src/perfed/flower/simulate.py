@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 from perfed.config import GIVEN
@@ -53,19 +56,40 @@ def simulate(prepared: Prepared, run: Callable[[Callable[[Worker | None], Nodes]
         except BaseException as error:
             failed.append(error)
 
-    flower = logging.getLogger("flwr")
-    level = flower.level
-    flower.setLevel(logging.ERROR)
     try:
-        run_simulation(server, client_app, prepared.federation.num_clients, backend_config=_backend(prepared))
+        with _quiet():
+            run_simulation(server, client_app, prepared.federation.num_clients, backend_config=_backend(prepared))
     finally:
         stop.set()
-        flower.setLevel(level)
     if failed:
         raise failed[0]
     if not found:
         raise StoppedError("Flower ended before the run did.", "Resume the run.")
     return found[0]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Errors of Flower's are told, but after Ctrl-C not those of actors that got the signal too."""
+    flower = logging.getLogger("flwr")
+    level, before = flower.level, signal.getsignal(signal.SIGINT)
+    flower.setLevel(logging.ERROR)
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        flower.setLevel(logging.CRITICAL + 1)
+        if callable(before):
+            before(number, frame)
+
+    wrapped = threading.current_thread() is threading.main_thread() and callable(before)
+    if wrapped:
+        signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        if wrapped:
+            signal.signal(signal.SIGINT, before)
+        if flower.level == logging.ERROR:  # threads of an interrupted simulation speak even after this
+            flower.setLevel(level)
 
 
 def _backend(prepared: Prepared) -> dict[str, dict[str, Any]]:

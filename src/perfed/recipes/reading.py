@@ -28,10 +28,9 @@ class Reading:
     check: str
 
     def known(self, rows: Mapping[str, Any]) -> bool:
-        """Whether all its figures are measured."""
-        names = [text.split()[:2] for text in re.findall(r"\[([^\]]+)\]", self.check)]
-        cells = [rows.get(label, {}).get("cells", {}).get(column, {}) for label, column in names]
-        return all("measured" in cell for cell in cells)
+        """Whether all its figures are measured; a deviation over seeds needs more than one of them."""
+        cells = [_named(text, rows) for text in re.findall(r"\[([^\]]+)\]", self.check)]
+        return all("measured" in cell and (kind != "spread" or cell["spread"] is not None) for cell, kind in cells)
 
     def holds(self, rows: Mapping[str, Any]) -> bool:
         """Whether the rows of a results file make the comparison true; every figure in it must be there."""
@@ -66,10 +65,15 @@ def _compared(text: str, rows: Mapping[str, Any]) -> bool:
     return bool(COMPARE[how](sides[0], value))
 
 
-def _figure(text: str, rows: Mapping[str, Any], whole: str) -> float:
+def _named(text: str, rows: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """The cell that a figure names, and the field of it."""
     label, column, *rest = text.split()
-    cell = rows.get(label, {}).get("cells", {}).get(column, {})
-    value = cell.get(rest[0] if rest else "measured")
+    return rows.get(label, {}).get("cells", {}).get(column, {}), rest[0] if rest else "measured"
+
+
+def _figure(text: str, rows: Mapping[str, Any], whole: str) -> float:
+    cell, kind = _named(text, rows)
+    value = cell.get(kind)
     if not isinstance(value, int | float):
         raise ConfigError(f"The results have no [{text}], which is in {whole!r}.", "Name a label and a column of it.")
     return float(value)
