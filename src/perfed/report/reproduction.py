@@ -9,6 +9,7 @@ from typing import Any
 
 from perfed import recipes as kept
 from perfed import rundir
+from perfed.hyperparameters import NONE
 from perfed.measured import first_of_all, markdown
 from perfed.recipes import Recipe
 from perfed.report.tables import duration
@@ -124,7 +125,7 @@ def compute(found: Mapping[str, Any]) -> float:
 
 
 def _toml(value: Any) -> str:
-    return json.dumps(value) if not isinstance(value, str) else value
+    return str(NONE if value is None else value) if isinstance(value, str | None) else json.dumps(value)
 
 
 def results_of(results: Path, name: str) -> dict[str, Any] | None:
