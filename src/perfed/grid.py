@@ -6,6 +6,7 @@ runs that can be continued and nothing else.
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ from perfed.result import Result
 
 PAUSE = 0.25
 """seconds between two looks at processes that run side by side"""
+LONG = 60.0
+"""seconds that a run must still need for being started again with more workers"""
 
 
 @dataclass
@@ -37,8 +40,10 @@ class Job:
     place: Path
     weight: float = 1.0
     """how much work it is, in any unit that all jobs share"""
-    behind: float = 0.0
-    """the share of that work which comes after the training of the last round: every client's adaptation"""
+    adapting: float = 0.0
+    """the share of that work which is the adaptation of all clients"""
+    adapts: Sequence[int] = ()
+    """the rounds that end with an adaptation"""
     rounds: int = 0
     """the last round that is committed"""
     before: int = 0
@@ -57,10 +62,17 @@ class Job:
     @property
     def worked(self) -> float:
         """How much of it was done in `seconds`."""
-        return self.share - (self._until(self.before) if self.before < self.config.rounds else 0.0)
+        return self.share - self._until(self.before)
+
+    @property
+    def left(self) -> float:
+        """Seconds until its end at its own pace; endless before it has one."""
+        return self.seconds * (1 - self.share) / self.worked if self.worked > 0 else math.inf
 
     def _until(self, rounds: int) -> float:
-        return (1 - self.behind) * rounds / self.config.rounds
+        trained = rounds / self.config.rounds
+        adapted = sum(t <= rounds for t in self.adapts) / len(self.adapts) if self.adapts else trained
+        return (1 - self.adapting) * trained + self.adapting * adapted
 
 
 Look = Callable[[Sequence[Job]], None]
@@ -125,27 +137,48 @@ def _in_turn(jobs: Sequence[Job], waiting: Sequence[Job], cores: int, tell: Look
         tell(jobs)
 
 
+@dataclass
+class _Running:
+    job: Job
+    workers: int
+    process: subprocess.Popen[bytes]
+    started: float
+
+    def look(self) -> bool:
+        """See how far it is; whether a round has been committed just now."""
+        known = self.job.rounds
+        self.job.seconds = time.monotonic() - self.started
+        self.job.rounds = max(known, rundir.committed(self.job.place))
+        return self.job.rounds > known
+
+    def again(self, workers: int) -> None:
+        """Go on with more workers from the round that was committed."""
+        _stop(self.process)
+        self.workers, self.process = workers, _start(self.job, workers)
+
+
 def _side_by_side(jobs: Sequence[Job], waiting: Sequence[Job], cores: int, tell: Look) -> None:
     """As many at once as there are cores; the last ones share the cores that nobody needs any more."""
-    queue, running = list(waiting), dict[int, tuple[Job, subprocess.Popen[bytes], float]]()
+    queue, running = list(waiting), list[_Running]()
     try:
         while queue or running:
             while queue and len(running) < cores:
                 job = queue.pop(0)
                 alone = max(1, cores // (1 + len(queue) + len(running)))
-                running[id(job)] = (job, _start(job, alone), time.monotonic())
+                running.append(_Running(job, alone, _start(job, alone), time.monotonic()))
                 job.doing = "runs"
             time.sleep(PAUSE)
-            for key, (job, process, started) in list(running.items()):
-                job.seconds = time.monotonic() - started
-                job.rounds = max(job.rounds, rundir.committed(job.place))
-                if process.poll() is not None:
-                    del running[key]
-                    _ended(job, process)
+            for one in list(running):
+                at_commit = one.look()
+                if one.process.poll() is not None:
+                    running.remove(one)
+                    _ended(one.job, one.process)
+                elif at_commit and not queue and one.job.left > LONG and cores // len(running) > one.workers:
+                    one.again(cores // len(running))
             tell(jobs)
     finally:
-        for _, process, _ in running.values():
-            _stop(process)
+        for one in running:
+            _stop(one.process)
 
 
 def _start(job: Job, workers: int) -> subprocess.Popen[bytes]:

@@ -23,6 +23,11 @@ from perfed.errors import ConfigError, NetError, StoreError
 from perfed.nets import Net
 
 
+def settings_of(config: Config) -> Settings:
+    """The engine's part of a configuration."""
+    return Settings(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Settings)})
+
+
 @dataclass(frozen=True)
 class Prepared:
     """Everything a run needs, and its configuration with every default filled in."""
@@ -35,8 +40,7 @@ class Prepared:
     @property
     def settings(self) -> Settings:
         """The engine's part of the configuration."""
-        names = [field.name for field in dataclasses.fields(Settings)]
-        return Settings(**{name: getattr(self.config, name) for name in names})
+        return settings_of(self.config)
 
     def simulation(self, directory: Path, watch: Watcher | None = None, workers: int = 1, **others: Any) -> Simulation:
         """The run in this directory, from where it stands."""

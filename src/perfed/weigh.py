@@ -10,7 +10,7 @@ from perfed.core.registry import make
 from perfed.engine.cost import estimate
 from perfed.errors import PerfedError
 from perfed.grid import Job
-from perfed.prepare import Prepared, prepare
+from perfed.prepare import Prepared, prepare, settings_of
 
 FEW = 2
 """rounds that are counted; the others are taken to be alike"""
@@ -30,12 +30,14 @@ def weigh(jobs: Sequence[Job]) -> None:
             else:
                 alike = prepare(job.config, alike=alike)
             known[key] = _flops(alike)
-        training, adapting = known[key][0] * job.config.rounds, known[key][1]
-        job.weight, job.behind = training + adapting, adapting / (training + adapting)
+        rounds, settings = job.config.rounds, settings_of(job.config)
+        job.adapts = [t for t in range(1, rounds + 1) if settings.due(t)] if settings.adapt == "always" else [rounds]
+        training, adapting = known[key][0] * rounds, known[key][1] * len(job.adapts)
+        job.weight, job.adapting = training + adapting, adapting / (training + adapting)
 
 
 def _flops(made: Prepared) -> tuple[float, float]:
-    """Of a round, and of the adaptation of all clients at the end; from one client of mean size."""
+    """Of a round, and of the adaptation of all clients; from one client of mean size."""
     federation, method = made.federation, made.method
     size = max(1, round(float(federation.sizes().mean())))
     people = len(federation.participants)

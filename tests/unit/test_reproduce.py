@@ -235,6 +235,43 @@ def test_adaptation_behind_the_last_round_is_part_of_the_time_left(tmp_path: Pat
     assert time_left([tuned], 1) == pytest.approx(11, rel=0.02)
 
 
+def test_adaptation_at_every_reading_is_part_of_the_time_left(tmp_path: Path) -> None:
+    """Five readings of ten rounds, each with an adaptation that is as much work as the ten rounds."""
+    words: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 10, "net": {"name": "mlp", "hidden": [8]}}
+    words |= {"method": {"name": "fedavg+ft", "epochs": 1}, "eval_every": 2, "adapt": "always"}
+    job = Job("always", configuration.resolve(words), tmp_path)
+    weigh([job])
+    job.rounds, job.seconds = 1, 1.0
+    assert time_left([job], 1) == pytest.approx(59, rel=0.02)
+    job.rounds, job.seconds = 2, 12.0
+    assert time_left([job], 1) == pytest.approx(48, rel=0.02)
+
+
+def test_the_last_run_gets_the_cores_that_nobody_needs(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on from a committed round with more workers, to the same bits."""
+    monkeypatch.setattr(grid, "LONG", 0.0)
+    started: list[tuple[str, int, int]] = []
+    start = grid._start
+
+    def noted(job: Job, workers: int) -> Any:
+        started.append((job.name, workers, job.rounds))
+        return start(job, workers)
+
+    monkeypatch.setattr(grid, "_start", noted)
+    short = plan.job(Cell("", "local"), 0)
+    long = replace(short, name="long", config=short.config.changed(rounds=600), place=tmp_path / "long")
+    alone = replace(long, place=tmp_path / "alone")
+    grid.run([short, long], cores=2)
+    assert [(name, workers) for name, workers, _ in started] == [(short.name, 1), ("long", 1), ("long", 2)]
+    assert 0 < started[-1][2] < 600
+    grid.run([alone])
+    assert long.result is not None
+    assert alone.result is not None
+    assert long.result.state_sha256 == alone.result.state_sha256
+
+
 def test_time_left_is_told_from_what_is_done() -> None:
     config: Any = SimpleNamespace(rounds=10)
     jobs = [Job(name, config, Path(), weight) for name, weight in (("a", 1.0), ("a", 1.0), ("b", 3.0))]
