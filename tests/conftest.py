@@ -43,6 +43,18 @@ def _small_work_goes_to_the_pool_too() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def flower_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages can be made in this process as in Flower's server, and who waits for an answer looks often."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    monkeypatch.setattr(TaskIdentity, "_run_id", 1, raising=False)
+    for name in ("run_id", "node_id", "task_id"):
+        setattr(TaskIdentity, name, 1)
+    monkeypatch.setattr("perfed.flower.nodes.AGAIN", 0.05)
+    monkeypatch.setattr("perfed.flower.nodes.LONGEST", 0.05)
+
+
 @pytest.fixture(scope="session")
 def digits() -> Federation:
     """Six clients with two digits each, 8 x 8 pixels."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from perfed import rundir
 from perfed.errors import ConfigError, NetError, PerfedError, UpdateError
 from perfed.flower import coordinate as coordinating
 from perfed.flower import deployment
-from perfed.flower import nodes as flower_nodes
 from perfed.flower.answering import answer
 from perfed.flower.coordinate import SITES as SITES_FILE
 from perfed.flower.coordinate import UNSERVED, coordinate
@@ -26,27 +23,19 @@ from perfed.flower.site import KEYS, Site
 from perfed.privacy.ckks import Keyring
 from perfed.result import Result
 from tests.e2e.cluster import SITES, pictures
+from tests.postbox import Postbox
 
+pytestmark = pytest.mark.usefixtures("flower_server")
 NAMES = sorted(SITES)
 FLAT = {"method.name": "fedrep", "method.lr": 0.05, "net.name": "mlp", "net.hidden": "[8]", "rounds": 2, "sites": 3}
 
 
-@pytest.fixture(autouse=True)
-def _a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TaskIdentity, "_run_id", 1, raising=False)
-    for name in ("run_id", "node_id", "task_id"):
-        setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(flower_nodes, "AGAIN", 0.05)
-    monkeypatch.setattr(flower_nodes, "LONGEST", 0.05)
-
-
-class Grid:
+class Grid(Postbox):
     """Sites in this process, and strangers: what a node answers may be changed. Those that are down say nothing."""
 
     def __init__(self, place: Path) -> None:
+        super().__init__()
         self.place = place
-        self.posted: list[Message] = []
-        self.asked = 0
         self.kinds: list[tuple[str, str, bool]] = []
         self.down: set[str] = set()
         self.down_at_the_end: set[str] = set()
@@ -61,16 +50,9 @@ class Grid:
         there = [(100 + number, name) for number, name in enumerate(self.names) if name not in self.down]
         return [SimpleNamespace(node_id=number, last_activated_at="", name=name) for number, name in there]
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        numbers = []
-        for message in messages:
-            self.asked += 1
-            message.metadata.__dict__["_message_id"] = str(self.asked)
-            numbers.append(str(self.asked))
-            found = self.answer(self.names[message.metadata.dst_node_id - 100], message)
-            if found is not None:
-                self.posted.append(Message(found, reply_to=message))
-        return numbers
+    def answers_to(self, message: Message) -> list[Message]:
+        found = self.answer(self.names[message.metadata.dst_node_id - 100], message)
+        return [] if found is None else [Message(found, reply_to=message)]
 
     def answer(self, name: str, message: Message) -> RecordDict | None:
         kind = message.metadata.message_type
@@ -83,12 +65,6 @@ class Grid:
         found = answer(kind, message.content, str(self.place / name), None)
         if kind == "query" and name in self.presents:
             found["present"].update(self.presents[name])  # type: ignore[union-attr]
-        return found
-
-    def pull_messages(self, numbers: Iterable[str]) -> list[Message]:
-        wanted = set(numbers)
-        found = [message for message in self.posted if message.metadata.reply_to_message_id in wanted]
-        self.posted = [message for message in self.posted if message not in found]
         return found
 
 

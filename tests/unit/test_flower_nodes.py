@@ -2,59 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, Error, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from perfed import config as configuration
 from perfed.engine.settings import Outcome
-from perfed.flower import nodes as flower_nodes
 from perfed.flower.answering import answer
 from perfed.flower.messages import Job
 from perfed.flower.nodes import Nodes
 from perfed.prepare import Prepared, prepare
+from tests.postbox import Postbox
 
+pytestmark = pytest.mark.usefixtures("flower_server")
 Answers = Callable[[int, int, Message], list[Message]]
 
 
-@pytest.fixture(autouse=True)
-def _a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TaskIdentity, "_run_id", 1, raising=False)
-    for name in ("run_id", "node_id", "task_id"):
-        setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(flower_nodes, "AGAIN", 0.05)
-    monkeypatch.setattr(flower_nodes, "LONGEST", 0.05)
-
-
-@dataclass
-class Grid:
+class Grid(Postbox):
     """Nodes in this process: client i is node 100 + i. `answers` may change what a client says, by round."""
 
-    answers: Answers
-    posted: list[Message] = field(default_factory=list)
-    asked: int = 0
-    started: dict[int, str] = field(default_factory=dict)
+    def __init__(self, answers: Answers) -> None:
+        super().__init__()
+        self.answers = answers
+        self.started: dict[int, str] = {}
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        numbers = []
-        for message in messages:
-            self.asked += 1
-            message.metadata.__dict__["_message_id"] = str(self.asked)
-            numbers.append(str(self.asked))
-            client, t = message.metadata.dst_node_id - 100, int(message.metadata.group_id)
-            self.posted += self.answers(client, t, message)
-        return numbers
-
-    def pull_messages(self, numbers: Iterable[str]) -> list[Message]:
-        wanted = set(numbers)
-        found = [message for message in self.posted if message.metadata.reply_to_message_id in wanted]
-        self.posted = [message for message in self.posted if message not in found]
-        return found
+    def answers_to(self, message: Message) -> list[Message]:
+        return self.answers(message.metadata.dst_node_id - 100, int(message.metadata.group_id), message)
 
     def node(self, client: int) -> int:
         return 100 + client

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, MessageType
-from flwr.supercore.task_identity import TaskIdentity
 
 import perfed
 from perfed import rundir
@@ -18,45 +17,30 @@ from perfed.errors import ConfigError
 from perfed.flower.answering import answer
 from perfed.flower.strategy import Strategy
 from perfed.result import Result
+from tests.postbox import Postbox
 
+pytestmark = pytest.mark.usefixtures("flower_server")
 CLIENTS, ROUNDS = 4, 3
 WORDS: dict[str, Any] = {"net": {"name": "mlp", "hidden": [8]}, "clients": CLIENTS, "split": "iid", "rounds": ROUNDS}
 FLAT = {"net.name": "mlp", "net.hidden": "[8]", "clients": CLIENTS, "split": "iid", "rounds": ROUNDS, "fraction": 0.5}
 
 
-@pytest.fixture(autouse=True)
-def _a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TaskIdentity, "_run_id", 1, raising=False)
-    for name in ("run_id", "node_id", "task_id"):
-        setattr(TaskIdentity, name, 1)
-
-
-class Grid:
+class Grid(Postbox):
     """Nodes in this process: client i is node 100 + i. Flower's loop falls over in round `breaks`."""
 
     def __init__(self, breaks: int = 0, silent: int | None = None) -> None:
+        super().__init__()
         self.breaks, self.silent = breaks, silent
-        self.posted: list[Message] = []
-        self.asked, self.rounds = 0, set[int]()
+        self.rounds = set[int]()
 
     def get_nodes(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(node_id=100 + i, last_activated_at="", name="") for i in range(CLIENTS)]
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterator[str]:
-        numbers = []
-        for message in messages:
-            self.asked += 1
-            message.metadata.__dict__["_message_id"] = str(self.asked)
-            numbers.append(str(self.asked))
-            node = message.metadata.dst_node_id
-            if node != self.silent or message.metadata.message_type == MessageType.QUERY:
-                content = answer(message.metadata.message_type, message.content, None, node - 100)
-                self.posted.append(Message(content, reply_to=message))
-        return iter(numbers)
-
-    def pull_messages(self, numbers: Iterable[str]) -> list[Message]:
-        found, self.posted = self.posted, []
-        return found
+    def answers_to(self, message: Message) -> list[Message]:
+        node, kind = message.metadata.dst_node_id, message.metadata.message_type
+        if node == self.silent and kind != MessageType.QUERY:
+            return []
+        return [Message(answer(kind, message.content, None, node - 100), reply_to=message)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         messages = list(messages)
