@@ -3,7 +3,8 @@
     python docs/tables.py            fill the marked places in README.md and docs/, write docs/reproductions/
     python docs/tables.py --check    fail if a page is not what results/ says
 
-A place is marked by `<!-- results:NAME -->` and `<!-- end -->`; NAME is `demo`, `flower` or a recipe.
+A place is marked by `<!-- results:NAME -->` and `<!-- end -->`; NAME is `demo`, `flower` or a recipe, `RECIPE:COLUMN` one
+column of it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ PLACE = re.compile(r"<!-- results:(\S+) -->.*?<!-- end -->", re.DOTALL)
 
 def table(name: str) -> str:
     """The table that belongs at a place, with what it was made from."""
+    name, _, column = name.partition(":")
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return "Not measured yet."
     found = json.loads(path.read_text())
     if name in OWN:
         return OWN[name](found)
-    return reproduction(name, found)
+    return reproduction(name, found, column)
 
 
 def leaderboard(found: dict[str, Any]) -> str:
@@ -172,20 +174,25 @@ OWN = {
 }
 
 
-def reproduction(name: str, found: dict[str, Any]) -> str:
-    """A recipe's table."""
+def reproduction(name: str, found: dict[str, Any], column: str) -> str:
+    """A recipe's table, or a column of it."""
     from perfed import recipes
     from perfed.measured import markdown
 
     close, compared = found["within_2_points"]
     budget = f" --budget {found['budget']}"
+    held = f"{close} of {compared} within 2 points{' in all columns of the table' if column else ''}. "
+    if column:
+        found = found | {
+            "rows": {label: row | {"cells": {column: row["cells"][column]}} for label, row in found["rows"].items()}
+        }
     count = len(found["seeds"])
     seeds = f"{count} seed{'s' if count > 1 else ''}"
     if found["budget"] == "quick":
         seeds += f", {recipes.load(found['recipe']).quick:.0%} of the rounds"
     return (
         f"{found['title']} ({found['paper']}, {found['table']}). {seeds}, accuracy in per cent.\n\n"
-        f"{markdown(found).strip()}\n\n{f'{close} of {compared} within 2 points. ' if compared else ''}Made by"
+        f"{markdown(found).strip()}\n\n{held if compared else ''}Made by"
         f" `perfed reproduce {found['recipe']}{budget} --seeds {count}`; results/{name}.json,"
         f" partition {found['partition_sha256'][0][:12]}, torch {found['versions']['torch']}."
     )

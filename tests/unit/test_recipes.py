@@ -182,6 +182,8 @@ ROWS = {"a": {"cells": {"m": {"measured": 3.0, "published": 9.0}}}, "b": {"cells
         ("[a m] <= [b m] - 2", True),
         ("[a m published] - [a m] > 5.5 and [b m] == 5", True),
         ("[a m] > 1 and [b m] < 1", False),
+        ("[a m] > 1 and\n[b m] < 1", False),
+        ("[a m] > 1 and\n[b m] > 1\n", True),
     ],
 )
 def test_a_reading_is_checked(check: str, want: bool) -> None:

@@ -34,7 +34,7 @@ class Reading:
 
     def holds(self, rows: Mapping[str, Any]) -> bool:
         """Whether the rows of a results file make the comparison true; every figure in it must be there."""
-        found = [_compared(part, rows) for part in self.check.split(" and ")]  # all of it is read
+        found = [_compared(part, rows) for part in re.split(r"\sand\s", self.check)]  # all of it is read
         return all(found)
 
 
