@@ -3,8 +3,8 @@
     python docs/tables.py            fill the marked places in README.md and docs/, write docs/reproductions/
     python docs/tables.py --check    fail if a page is not what results/ says
 
-A place is marked by `<!-- results:NAME -->` and `<!-- end -->`; NAME is `demo`, `flower` or a recipe, `RECIPE:COLUMN` one
-column of it.
+A place is marked by `<!-- results:NAME -->` and `<!-- end -->`; NAME is `demo`, `flower` or a recipe,
+`RECIPE:COLUMN` one column of it.
 """
 
 from __future__ import annotations
