@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from perfed import recipes
 from perfed.errors import ConfigError, DataError, UnknownNameError
@@ -15,6 +16,7 @@ from perfed.recipes import Cell
 from perfed.recipes.budget import BUDGETS
 from perfed.recipes.column import Column
 from perfed.recipes.reading import Reading
+from perfed.report import dots
 from perfed.report.dots import draw
 from perfed.report.reproduction import page_text
 from perfed.reproduce import Plan, reproduce
@@ -88,6 +90,14 @@ def test_smoke(name: str, tmp_path: Path) -> None:
     draw(found, tmp_path / "a.svg")
     draw(found, tmp_path / "b.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_a_line_joins_figures_of_one_metric_only() -> None:
+    keys = ["m@1", "m@2", "m@3", "n"]
+    figure = Figure()
+    dots._lines(figure, {"a": {"cells": {key: {"measured": 50.0} for key in keys}}}, keys)
+    joined = [len(line.get_xdata()) for line in figure.axes[0].lines]
+    assert sorted(joined) == [0, 0, 1, 3]  # the name in the legend, no rings, n, m
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from perfed import rundir
+from perfed.recipes.column import Column
 from perfed.report.figures import COLOURS, LINES
 
-PANELS = 3
-"""columns of a table up to which each has a panel of its own; more are drawn as lines"""
+PANELS, MANY = 3, 12
+"""columns up to which each has a panel of its own, twice as many in a table of many methods; more are drawn as lines"""
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
@@ -23,7 +25,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     rows = found["rows"]
     keys = list(dict.fromkeys(key for row in rows.values() for key, cell in row["cells"].items() if cell))
     with mpl.rc_context({"svg.hashsalt": "perfed", "font.size": 8}):
-        few = len(keys) <= PANELS
+        few = len(keys) <= (PANELS if len(rows) < MANY else 2 * PANELS)
         figure = Figure(
             figsize=(2.6 * max(1, len(keys)) + 1.4 if few else 8.0, 1.2 + 0.22 * len(rows) if few else 3.8),
             layout="constrained",
@@ -62,20 +64,21 @@ def _panels(figure: Any, rows: Mapping[str, Any], keys: list[str]) -> None:
 
 
 def _lines(figure: Any, rows: Mapping[str, Any], keys: list[str]) -> None:
-    """A line per method over the columns; rings are published."""
+    """Dots per method over the columns, joined while the metric is the same; rings are published."""
     axes = figure.subplots(1, 1)
     for number, (label, row) in enumerate(rows.items()):
         colour = COLOURS[number % len(COLOURS)]
         held = [(x, row["cells"].get(key, {})) for x, key in enumerate(keys)]
-        seen = [(x, cell["measured"]) for x, cell in held if "measured" in cell]
         said = [(x, cell["published"]) for x, cell in held if "published" in cell]
         style = LINES[number // len(COLOURS) % len(LINES)]
-        axes.plot(
-            [x for x, _ in seen], [y for _, y in seen], style, marker=".", color=colour, label=label, linewidth=1.2
-        )
+        drawn = {"color": colour, "linewidth": 1.2, "marker": "."}
+        axes.plot([], [], style, label=label, **drawn)
+        for _, alike in groupby(held, lambda one: Column(keys[one[0]]).metric):
+            seen = [(x, cell["measured"]) for x, cell in alike if "measured" in cell]
+            axes.plot([x for x, _ in seen], [y for _, y in seen], style, **drawn)
         axes.plot([x for x, _ in said], [y for _, y in said], "o", mfc="none", color=colour, markersize=5)
     axes.set_xticks(range(len(keys)), keys, rotation=30, ha="right")
-    axes.set_title("lines: measured; rings: published")
+    axes.set_title("dots: measured; rings: published")
     _plain(axes)
     figure.legend(loc="outside right center", frameon=False)
 
