@@ -7,6 +7,8 @@ runs that can be continued and nothing else.
 from __future__ import annotations
 
 import math
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -188,9 +190,11 @@ def _start(job: Job, workers: int) -> subprocess.Popen[bytes]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    with suppress(OSError):
+    if process.poll() is None:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)  # its workers too: who goes on with the run finds it free
         process.kill()
-    process.wait()
+        process.wait()
     for pipe in (process.stdin, process.stderr):
         if pipe:
             pipe.close()

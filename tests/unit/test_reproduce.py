@@ -261,11 +261,15 @@ def test_the_last_run_gets_the_cores_that_nobody_needs(
 
     monkeypatch.setattr(grid, "_start", noted)
     short = plan.job(Cell("", "local"), 0)
-    long = replace(short, name="long", config=short.config.changed(rounds=200), place=tmp_path / "long")
+    middle = replace(short, name="middle", config=short.config.changed(rounds=100), place=tmp_path / "middle")
+    long = replace(short, name="long", config=short.config.changed(rounds=300), place=tmp_path / "long")
     alone = replace(long, place=tmp_path / "alone")
-    grid.run([short, long], cores=2)
-    assert [(name, workers) for name, workers, _ in started] == [(short.name, 1), ("long", 1), ("long", 2)]
-    assert 0 < started[-1][2] < 200
+    grid.run([short, middle, long], cores=4)
+    workers = [count for name, count, _ in started if name == "long"]
+    assert workers == sorted(set(workers))
+    assert workers[0] == 1
+    assert workers[-1] == 4  # a run with workers of its own is taken over too
+    assert 0 < started[-1][2] < 300
     grid.run([alone])
     assert long.result is not None
     assert alone.result is not None
