@@ -4,7 +4,7 @@
     python docs/tables.py --check    fail if a page is not what results/ says
 
 A place is marked by `<!-- results:NAME -->` and `<!-- end -->`; NAME is `demo`, `flower` or a recipe,
-`RECIPE:COLUMN` one column of it.
+`RECIPE:COLUMN` one column of it, `reproductions` what is measured of all of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ PLACE = re.compile(r"<!-- results:(\S+) -->.*?<!-- end -->", re.DOTALL)
 
 def table(name: str) -> str:
     """The table that belongs at a place, with what it was made from."""
+    from perfed.report.reproductions import overview
+
+    if name == "reproductions":
+        return overview(RESULTS, "docs/reproductions")
     name, _, column = name.partition(":")
     path = RESULTS / f"{name}.json"
     if not path.exists():
@@ -178,23 +182,21 @@ def reproduction(name: str, found: dict[str, Any], column: str) -> str:
     """A recipe's table, or a column of it."""
     from perfed import recipes
     from perfed.measured import markdown
+    from perfed.report.reproduction import budget_note, command, seeds_note
 
     close, compared = found["within_2_points"]
-    budget = f" --budget {found['budget']}"
-    held = f"{close} of {compared} within 2 points{' in all columns of the table' if column else ''}. "
+    where = " in all columns of the table" if column else ""
+    held = f"{close} of {compared} within {found['within']:g} points{where}. "
     if column:
         found = found | {
             "rows": {label: row | {"cells": {column: row["cells"][column]}} for label, row in found["rows"].items()}
         }
-    count = len(found["seeds"])
-    seeds = f"{count} seed{'s' if count > 1 else ''}"
-    if found["budget"] == "quick":
-        seeds += f", {recipes.load(found['recipe']).quick:.0%} of the rounds"
+    recipe = recipes.load(found["recipe"])
+    state = f"{seeds_note(found)}{budget_note(recipe, found)}, accuracy in per cent" if found["seeds"] else "Counted"
     return (
-        f"{found['title']} ({found['paper']}, {found['table']}). {seeds}, accuracy in per cent.\n\n"
+        f"{found['title']} ({found['paper']}, {found['table']}). {state}.\n\n"
         f"{markdown(found).strip()}\n\n{held if compared else ''}Made by"
-        f" `perfed reproduce {found['recipe']}{budget} --seeds {count}`; results/{name}.json,"
-        f" partition {found['partition_sha256'][0][:12]}, torch {found['versions']['torch']}."
+        f" `{command(found)}`; results/{name}.json, torch {found['versions']['torch']}."
     )
 
 
@@ -206,7 +208,8 @@ def filled(text: str) -> str:
 def wanted() -> dict[Path, str]:
     """Every page as it should be: marked places filled, and the generated pages of the reproductions."""
     from perfed import recipes
-    from perfed.report.reproduction import index, page_text, results_of
+    from perfed.report.reproduction import page_text, results_of
+    from perfed.report.reproductions import index
 
     pages = {REPRODUCTIONS / "README.md": index(RESULTS)}
     for name in recipes.names():

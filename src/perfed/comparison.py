@@ -117,15 +117,13 @@ def _with(
     return dict(common) | table | dict(settings.get(table["name"], {}))
 
 
-def same_run(old: Config, new: Config, place: Path) -> None:
+def same_run(old: Config, new: Config, place: Path, cure: str = "Give another --out.") -> None:
     """Refuse to mix runs of different configurations; what the data fills in may be missing in the new one."""
     had, want = old.identity(), new.identity()
     for key in had.keys() | want.keys():
         filled = key in ("split", "clients") and key not in want
         if not filled and had.get(key) != want.get(key):
-            raise StoreError(
-                f"{place} holds a run with {key} = {had.get(key)!r}, not {want.get(key)!r}.", "Give another --out."
-            )
+            raise StoreError(f"{place} holds a run with {key} = {had.get(key)!r}, not {want.get(key)!r}.", cure)
 
 
 def _same_method(name: str, had: Mapping[str, Any], want: Mapping[str, Any], place: Path) -> None:

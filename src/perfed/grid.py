@@ -11,11 +11,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from perfed import config as configuration
 from perfed import rundir
@@ -54,6 +56,8 @@ class Job:
     """how long it has taken in this call, or in all if it was finished before"""
     accuracy: float | None = None
     doing: str = "waits"
+    cure: str = "Give another --out."
+    """what to do if its place holds a run of another configuration"""
     result: Result | None = field(default=None, repr=False)
 
     @property
@@ -99,7 +103,7 @@ def _take_up(job: Job) -> None:
     if not rundir.is_run(job.place):
         rundir.claim(job.place, job.config.toml())
         return
-    same_run(configuration.load(job.place / rundir.CONFIG), job.config, job.place)
+    same_run(configuration.load(job.place / rundir.CONFIG), job.config, job.place, job.cure)
     job.rounds = job.before = rundir.committed(job.place)
     if rundir.is_finished(job.place):
         _finished(job, Result.load(job.place))
@@ -145,6 +149,8 @@ class _Running:
     workers: int
     process: subprocess.Popen[bytes]
     started: float
+    said: IO[bytes]
+    """what it writes to standard error: a file, as nobody reads a pipe before its end"""
 
     def look(self) -> bool:
         """See how far it is; whether a round has been committed just now."""
@@ -156,7 +162,7 @@ class _Running:
     def again(self, workers: int) -> None:
         """Go on with more workers from the round that was committed."""
         _stop(self.process)
-        self.workers, self.process = workers, _start(self.job, workers)
+        self.workers, self.process = workers, _start(self.job, workers, self.said)
 
 
 def _side_by_side(jobs: Sequence[Job], waiting: Sequence[Job], cores: int, tell: Look) -> None:
@@ -167,26 +173,28 @@ def _side_by_side(jobs: Sequence[Job], waiting: Sequence[Job], cores: int, tell:
             while queue and len(running) < cores:
                 job = queue.pop(0)
                 alone = max(1, cores // (1 + len(queue) + len(running)))
-                running.append(_Running(job, alone, _start(job, alone), time.monotonic()))
+                said = tempfile.TemporaryFile()  # noqa: SIM115  closed with its process
+                running.append(_Running(job, alone, _start(job, alone, said), time.monotonic(), said))
                 job.doing = "runs"
             time.sleep(PAUSE)
             for one in list(running):
                 at_commit = one.look()
                 if one.process.poll() is not None:
                     running.remove(one)
-                    _ended(one.job, one.process)
+                    _ended(one)
                 elif at_commit and not queue and one.job.left > LONG and cores // len(running) > one.workers:
                     one.again(cores // len(running))
             tell(jobs)
     finally:
         for one in running:
             _stop(one.process)
+            one.said.close()
 
 
-def _start(job: Job, workers: int) -> subprocess.Popen[bytes]:
+def _start(job: Job, workers: int, said: IO[bytes]) -> subprocess.Popen[bytes]:
     """A process for one run. It ends when its standard input does, so that it never outlives this one."""
     command = [sys.executable, "-m", "perfed.gridrun", str(job.place), str(workers), job.config.data_dir or ""]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -195,18 +203,22 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)  # its workers too: who goes on with the run finds it free
         process.kill()
         process.wait()
-    for pipe in (process.stdin, process.stderr):
-        if pipe:
-            pipe.close()
+    if process.stdin:
+        process.stdin.close()
 
 
-def _ended(job: Job, process: subprocess.Popen[bytes]) -> None:
-    said = process.stderr.read().decode(errors="replace").strip() if process.stderr else ""
-    _stop(process)
-    if process.returncode or not rundir.is_finished(job.place):
-        last = said.splitlines()[-1] if said else f"it ended with {process.returncode}"
-        raise StoreError(f"The run in {job.place} failed: {last}.", "The same command again continues the others too.")
-    _finished(job, Result.load(job.place))
+def _ended(one: _Running) -> None:
+    _stop(one.process)
+    with one.said as file:
+        file.seek(0)
+        lines = file.read().decode(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), f"it ended with {one.process.returncode}")
+    if one.process.returncode or not rundir.is_finished(one.job.place):
+        raise StoreError(
+            f"The run in {one.job.place} failed: {last.removesuffix('.')}.",
+            "The same command again continues it and all others; --only leaves methods out.",
+        )
+    _finished(one.job, Result.load(one.job.place))
 
 
 def time_left(jobs: Sequence[Job], at_once: int) -> float | None:

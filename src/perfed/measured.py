@@ -7,27 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from perfed import hyperparameters, rundir
+from perfed import hyperparameters, rundir, standing
 from perfed.core.method import Method
-from perfed.recipes import Budget, Cell, Recipe
-from perfed.recipes.budget import shared
+from perfed.recipes import Budget, Cell, Entry, Recipe
+from perfed.recipes.budget import quick_method, shared
 from perfed.recipes.column import CLIENT, SETTLED, TOOK_PART, Column
 from perfed.result import Result, versions
 
 Runs = Mapping[Cell, Sequence[Result]]
 """The finished runs of every cell, one per seed."""
 POINT = 0.01
-COSTS = ("bytes_up", "bytes_down", "flops", "param_batches")
+COSTS = ("bytes_up", "bytes_down", "flops", "adapt_flops", "param_batches")
 
 
 def facts(recipe: Recipe, budget: Budget, runs: Runs, configs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """What the results file holds; all that depends on the clock is under `timing`."""
     labels = [label for label in recipe.entries if any(cell.label == label for cell in runs)]
     rows = {label: _row(recipe, label, runs, budget) for label in labels}
-    counted = compared(recipe, rows)
+    standing.rank(rows, columns(recipe))
     settings = {
         name: {
             "config": configs[name],
+            **_changes(recipe, budget, name),
             "partition_sha256": _partitions(
                 [r for cell, results in runs.items() if cell.setting == name for r in results]
             ),
@@ -45,8 +46,8 @@ def facts(recipe: Recipe, budget: Budget, runs: Runs, configs: Mapping[str, dict
         "missing": [f"{c.setting}/{c.label}".strip("/") for c in recipe.cells if c not in runs and budget != "smoke"],
         "rows": rows,
         "within": recipe.within,
-        "within_2_points": counted,
-        "versions": versions(),
+        "within_2_points": standing.close(rows, recipe.within),
+        "versions": _versions([result for results in runs.values() for result in results]),
         "timing": {
             f"{cell.setting}/{cell.label}".strip("/"): [result.cost["seconds"] for result in results]
             for cell, results in runs.items()
@@ -70,16 +71,14 @@ def dry_facts(recipe: Recipe, counted: Mapping[str, Mapping[str, float]]) -> dic
     rows: dict[str, dict[str, Any]] = {}
     for label, values in counted.items():
         entry = recipe.entries[label]
-        cells = {
-            column.key: _compare(entry.published.get(column.key), [values[column.metric]]) for column in columns(recipe)
-        }
+        cells = {column.key: _compare(entry, column, [values[column.metric]]) for column in columns(recipe)}
         rows[label] = {"method": entry.method, "hyper": entry.hyper, "cells": cells}
-    held = compared(recipe, rows)
+    standing.rank(rows, columns(recipe))
     words = {"config": recipe.words, "dry": recipe.dry, "seeds": [], "missing": [], "timing": {}}
     return _head(recipe, "full") | words | {
         "rows": rows,
         "within": recipe.within,
-        "within_2_points": held,
+        "within_2_points": standing.close(rows, recipe.within),
         "versions": versions(),
     }  # fmt: skip
 
@@ -87,16 +86,6 @@ def dry_facts(recipe: Recipe, counted: Mapping[str, Mapping[str, float]]) -> dic
 def columns(recipe: Recipe) -> list[Column]:
     """The published columns; a table that is counted also shows the true FLOPs."""
     return recipe.columns + ([Column("flops")] if recipe.dry else [])
-
-
-def compared(recipe: Recipe, rows: Mapping[str, dict[str, Any]]) -> list[int]:
-    """Rank every column; how many figures are as published, of how many."""
-    for column in columns(recipe):
-        published = [e.published[column.key] for e in recipe.entries.values() if column.key in e.published]
-        for kind, among in (("published", published), ("measured", None)):
-            _rank(rows, column, kind, among)
-    found = [cell for row in rows.values() for cell in row["cells"].values() if "difference" in cell]
-    return [sum(abs(cell["difference"]) <= recipe.within for cell in found), len(found)]
 
 
 def read(result: Result, column: Column, share: float = 1.0) -> float | None:
@@ -145,16 +134,17 @@ def _row(recipe: Recipe, label: str, runs: Runs, budget: Budget) -> dict[str, An
     mine = {cell.setting: results for cell, results in runs.items() if cell.label == label}
     for column in recipe.columns:
         values = readings(recipe, budget, column, mine.get(column.setting, ()))
-        cells[column.key] = _compare(entry.published.get(column.key), values)
+        cells[column.key] = _compare(entry, column, values)
     hyper = recipe.hyper(budget, Cell(next(iter(mine)), label))
     name = hyper.pop("name")
     return {
         "method": entry.method,
         "hyper": hyper,
         "defaults": defaults(name, hyper),
+        **({"run": entry.run} if entry.run else {}),
         "cells": cells,
         "cost": {
-            setting or "run": {key: statistics.fmean(r.cost[key] for r in results) for key in COSTS}
+            setting or "run": {key: statistics.fmean(r.cost[key] for r in results) for key in _costs(results)}
             for setting, results in mine.items()
         },
         "state_sha256": {setting or "run": [r.state_sha256 for r in results] for setting, results in mine.items()},
@@ -169,8 +159,12 @@ def defaults(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in hyperparameters.table(made).items() if k not in common and k not in given}
 
 
-def _compare(published: float | None, values: Sequence[float]) -> dict[str, Any]:
-    cell: dict[str, Any] = {} if published is None else {"published": published}
+def _compare(entry: Entry, column: Column, values: Sequence[float]) -> dict[str, Any]:
+    cell: dict[str, Any] = {}
+    if column.key in entry.published:
+        cell["published"] = entry.published[column.key]
+    if column.key in entry.deviation:
+        cell["published_spread"] = entry.deviation[column.key]
     if values:
         cell |= {"measured": statistics.fmean(values), "values": list(values)}
         cell["spread"] = statistics.stdev(values) if len(values) > 1 else None
@@ -179,73 +173,77 @@ def _compare(published: float | None, values: Sequence[float]) -> dict[str, Any]
     return cell
 
 
+def _costs(results: Sequence[Result]) -> list[str]:
+    """The costs that all of these runs have counted."""
+    return [key for key in COSTS if all(key in result.cost for result in results)]
+
+
+def _changes(recipe: Recipe, budget: Budget, name: str) -> dict[str, Any]:
+    """What a setting changes of the methods, for all of them and for single ones."""
+    held = recipe.settings[name]
+    scaled = (lambda values: quick_method(values, recipe.quick)) if budget == "quick" else dict
+    single = {label: scaled(values) for label, values in held.methods.items()}
+    return {key: value for key, value in (("method", scaled(held.method)), ("methods", single)) if value}
+
+
+def _versions(results: Sequence[Result]) -> dict[str, str]:
+    """What the runs were made with; more than one version if they were made with several."""
+    names = dict.fromkeys(name for result in results for name in result.made_with)
+    return {name: " and ".join(sorted({r.made_with[name] for r in results if name in r.made_with})) for name in names}
+
+
 def _partitions(results: Sequence[Result]) -> dict[str, str]:
     """By seed; methods of one seed have the same."""
     return {str(r.config.seed): r.partition_sha256 for r in sorted(results, key=lambda r: r.config.seed)}
 
 
-def _rank(rows: Mapping[str, dict[str, Any]], column: Column, kind: str, among: Sequence[float] | None) -> None:
-    """The place of every row among these figures, or among those of the rows."""
-    held = [(row["cells"][column.key][kind], row) for row in rows.values() if kind in row["cells"].get(column.key, {})]
-    sign, others = -1 if column.falls else 1, [value for value, _ in held] if among is None else among
-    for value, row in held:
-        row["cells"][column.key][f"rank_{kind}"] = 1 + sum(sign * other > sign * value for other in others)
-
-
-def first_of_all(found: Mapping[str, Any]) -> tuple[int, int]:
-    """In how many columns one of the paper's own methods ranks first, of how many in which one was measured."""
-    keys = dict.fromkeys(key for row in found["rows"].values() for key in row["cells"])
-    best = {
-        key: min(ranks)
-        for key in keys
-        if len([row for row in found["rows"].values() if "measured" in row["cells"].get(key, {})]) > 1
-        and (
-            ranks := [
-                row["cells"][key]["rank_measured"]
-                for label, row in found["rows"].items()
-                if label in found["own"] and "rank_measured" in row["cells"].get(key, {})
-            ]
-        )
-    }
-    return sum(rank == 1 for rank in best.values()), len(best)
-
-
 def markdown(found: Mapping[str, Any]) -> str:
     """The table for people: published, measured, difference, ranks, a column of the paper after the other."""
     rows = found["rows"]
-    keys = list(dict.fromkeys(key for row in rows.values() for key in row["cells"]))
     done = {key for row in rows.values() for key, cell in row["cells"].items() if "measured" in cell}
     lines: list[str] = []
-    for key in keys:
+    for key in standing.keys(rows):
         if done and key not in done:  # a column without figures says nothing, unless it is all there is
             continue
         shown = {label: row["cells"][key] for label, row in rows.items() if row["cells"].get(key)}
+        uneven = len({len(cell["values"]) for cell in shown.values() if "measured" in cell}) > 1
         if not any("published" in cell for cell in shown.values()):
-            lines += [f"**{key}**", "", *_ranking(shown, found["own"]), ""]
+            lines += [_heading(key), "", *_ranking(shown, found["own"], uneven), ""]
             continue
-        lines += [f"**{key}**", "", "| method | published | measured | difference | rank published | rank measured |"]
+        lines += [_heading(key), "", "| method | published | measured | difference | rank published | rank measured |"]
         lines += ["|---|---:|---:|---:|---:|---:|"]
         for label, cell in shown.items():
             own = f"**{label}**" if label in found["own"] else label
             ranks = f"{cell.get('rank_published', '–')} | {cell.get('rank_measured', '–')}"
-            lines.append(f"| {own} | {' | '.join(figures(cell))} | {ranks} |")
+            lines.append(f"| {own} | {' | '.join(figures(cell, uneven))} | {ranks} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def _ranking(shown: Mapping[str, Mapping[str, Any]], own: Sequence[str]) -> list[str]:
+def _heading(key: str) -> str:
+    words = Column(key).words
+    return f"**{key}**: {words}" if words else f"**{key}**"
+
+
+def _ranking(shown: Mapping[str, Mapping[str, Any]], own: Sequence[str], uneven: bool) -> list[str]:
     """A column for which nothing is published, best first."""
     ordered = sorted(shown.items(), key=lambda item: item[1].get("rank_measured", len(shown)))
     lines = ["| rank | method | measured |", "|---:|---|---:|"]
     for label, cell in ordered:
         name = f"**{label}**" if label in own else label
-        lines.append(f"| {cell.get('rank_measured', '–')} | {name} | {figures(cell)[1]} |")
+        lines.append(f"| {cell.get('rank_measured', '–')} | {name} | {figures(cell, uneven)[1]} |")
     return lines
 
 
-def figures(cell: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Published, measured with its spread, and their difference, as text."""
-    spread = f" ± {cell['spread']:.2f}" if cell.get("spread") is not None else ""
-    measured = f"{cell['measured']:.2f}{spread}" if "measured" in cell else "–"
-    published = f"{cell['published']:.2f}" if "published" in cell else "–"
-    return published, measured, f"{cell['difference']:+.2f}" if "difference" in cell else "–"
+def figures(cell: Mapping[str, Any], uneven: bool = False) -> tuple[str, str, str]:
+    """Published and measured with their deviations, and their difference, as text; `uneven` names the seeds."""
+    published, measured = (
+        f"{cell[kind]:.2f}" + (f" ± {cell[spread]:.2f}" if cell.get(spread) is not None else "")
+        if kind in cell
+        else "–"
+        for kind, spread in (("published", "published_spread"), ("measured", "spread"))
+    )
+    if uneven and "measured" in cell:
+        count = len(cell["values"])
+        measured += f" ({count} seed{'s' if count > 1 else ''})"
+    return published, measured, f"{cell['difference']:+z.2f}" if "difference" in cell else "–"

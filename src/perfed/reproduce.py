@@ -10,6 +10,7 @@ from typing import Any
 
 from perfed import config as configuration
 from perfed import grid, measured, rundir
+from perfed.comparison import same_run
 from perfed.config import Config
 from perfed.errors import ConfigError
 from perfed.grid import Job, Look
@@ -17,6 +18,7 @@ from perfed.recipes import Budget, Cell, Recipe
 from perfed.result import Result
 from perfed.weigh import weigh
 
+ANOTHER = "Delete that run, or give another --runs."
 Keep = Callable[[dict[str, Any]], object]
 """Told the facts whenever a run has ended."""
 
@@ -56,7 +58,7 @@ class Plan:
     def job(self, cell: Cell, seed: int) -> Job:
         """A run to make."""
         name = f"{cell.label} ({cell.setting})" if cell.setting else cell.label
-        return Job(name, self.config(cell, seed), self.place(cell, seed))
+        return Job(name, self.config(cell, seed), self.place(cell, seed), cure=ANOTHER)
 
     def finished(self) -> dict[Cell, list[Result]]:
         """All runs of the recipe that are finished in `out`, also those of earlier calls."""
@@ -64,10 +66,16 @@ class Plan:
         for cell in self.recipe.cells:
             place = self.place(cell, 0).parent
             seeds = sorted(int(p.name) for p in place.iterdir() if p.name.isdigit()) if place.is_dir() else []
-            ended = [Result.load(place / str(seed)) for seed in seeds if rundir.is_finished(place / str(seed))]
+            ended = [self._kept(cell, seed) for seed in seeds if rundir.is_finished(place / str(seed))]
             if ended:
                 found[cell] = ended
         return found
+
+    def _kept(self, cell: Cell, seed: int) -> Result:
+        """A run of this call or of an earlier one; what another recipe would say of it must not be mixed in."""
+        result = Result.load(place := self.place(cell, seed))
+        same_run(result.config, self.config(cell, seed), place, ANOTHER)
+        return result
 
     def facts(self) -> dict[str, Any]:
         """What the results file holds by now."""
@@ -91,14 +99,22 @@ def reproduce(
     Then the `top` methods of every setting, by the mean of its first column, are run with `top_seeds` too.
     """
     if plan.recipe.dry:
-        found = measured.dry_facts(plan.recipe, counted(plan.recipe))
-        return found
+        _all_or_nothing(plan)
+        return measured.dry_facts(plan.recipe, counted(plan.recipe))
     tries = list(seeds)
     _run(plan, [(cell, seed) for seed in tries for cell in plan.cells], keep)
     if top:
         best = _best(plan, top)
         _run(plan, [(cell, seed) for seed in top_seeds for cell in best], keep)
     return plan.facts()
+
+
+def _all_or_nothing(plan: Plan) -> None:
+    """A table that is counted is counted as a whole."""
+    for option, names in (("only", plan.only), ("settings", plan.within)):
+        if names:
+            cure = f"Leave --{option} out: counting takes no time."
+            raise ConfigError(f"The recipe {plan.recipe.name} is counted as a whole, not run.", cure)
 
 
 def _run(plan: Plan, wanted: Sequence[tuple[Cell, int]], keep: Keep | None) -> None:
@@ -143,7 +159,9 @@ def tune(plan: Plan) -> dict[str, Any]:
     """
     recipe = plan.recipe
     if recipe.tune is None:
-        raise ConfigError(f"The recipe {recipe.name} has nothing to tune.", "Its paper names the learning rate.")
+        raise ConfigError(
+            f"The recipe {recipe.name} has nothing to tune.", "It has no [tune]: its learning rates are fixed."
+        )
     plain = replace(plan, recipe=replace(recipe, tuned={}))
     setting = plain.cells[0].setting
     cells = [cell for cell in plain.cells if cell.setting == setting]
@@ -157,7 +175,7 @@ def tune(plan: Plan) -> dict[str, Any]:
                 new=False,
             )  # fmt: skip
             place = plan.out / "tune" / cell.label / f"{lr:g}"
-            jobs[cell.label, lr] = Job(f"{cell.label}, lr {lr:g}", config, place)
+            jobs[cell.label, lr] = Job(f"{cell.label}, lr {lr:g}", config, place, cure=ANOTHER)
     if plan.budget != "smoke":
         weigh(list(jobs.values()))
     grid.run(list(jobs.values()), cores=plan.cores, side_by_side=plan.side_by_side, look=plan.look)

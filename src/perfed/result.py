@@ -28,6 +28,17 @@ from perfed.prepare import Prepared, prepare
 _FACTS = tuple(f.name for f in dataclasses.fields(Outcome))
 
 
+def versions() -> dict[str, str]:
+    """The versions that a result was made with."""
+    found = {"python": platform.python_version()}
+    for package in ("perfed", "torch", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # run from a source tree
+            found[package] = "unknown"
+    return found
+
+
 @dataclass
 class Result:
     """A finished run: its configuration, numbers and directory."""
@@ -42,6 +53,8 @@ class Result:
     faults: list[dict[str, Any]]
     directory: Path
     prepared: Prepared | None = field(default=None, repr=False)
+    made_with: dict[str, str] = field(default_factory=versions, repr=False)
+    """the versions of Python and of the packages"""
 
     @classmethod
     def of(cls, outcome: Outcome, directory: Path, prepared: Prepared) -> Result:
@@ -62,7 +75,8 @@ class Result:
             raise StoreError(
                 f"{place / rundir.RESULT} lacks {', '.join(missing)}.", "Delete it and resume the run to make it again."
             )
-        return cls(config=load(place / rundir.CONFIG), directory=place, **{name: facts[name] for name in _FACTS})
+        held = {name: facts[name] for name in _FACTS}
+        return cls(config=load(place / rundir.CONFIG), directory=place, made_with=facts.get("versions", {}), **held)
 
     @property
     def accuracy(self) -> dict[int, float]:
@@ -73,7 +87,7 @@ class Result:
         """What result.json holds."""
         words = {key: value for key, value in self.config.words().items() if key != "out"}
         facts = {name: getattr(self, name) for name in _FACTS}
-        return {"config": words} | facts | {"versions": versions(), "numerics": self.config.executor}
+        return {"config": words} | facts | {"versions": self.made_with, "numerics": self.config.executor}
 
     def write(self) -> None:
         """Write result.json and the curves into the run's directory."""
@@ -147,14 +161,3 @@ class Personal(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Scores whose softmax are the class probabilities."""
         return self._client.plan.method.predict(self._client, x)
-
-
-def versions() -> dict[str, str]:
-    """The versions that a result was made with."""
-    found = {"python": platform.python_version()}
-    for package in ("perfed", "torch", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # run from a source tree
-            found[package] = "unknown"
-    return found

@@ -36,6 +36,7 @@ def test_every_claim_of_a_page_holds(name: str) -> None:
         entry = recipe.entries[label]
         for key, cell in row["cells"].items():
             assert cell.get("published") == entry.published.get(key), f"{name}, {label}, {key}"
+            assert cell.get("published_spread") == entry.deviation.get(key), f"{name}, {label}, {key}"
     if "tuning" in found and recipe.tuned:
         assert recipe.tuned == found["tuning"]["chosen"]
 
@@ -43,7 +44,8 @@ def test_every_claim_of_a_page_holds(name: str) -> None:
 @pytest.mark.parametrize("name", recipes.names())
 def test_claims_are_about_figures_of_their_recipe(name: str) -> None:
     recipe = recipes.load(name)
-    rows = {label: {"cells": {c.key: dict.fromkeys(FIELDS, 1.0) for c in columns(recipe)}} for label in recipe.entries}
+    cell = dict.fromkeys(FIELDS, 1.0) | {"values": [1.0] * 3}
+    rows = {label: {"cells": {c.key: cell for c in columns(recipe)}} for label in recipe.entries}
     for reading in recipe.reading:
         assert reading.known(rows)
         reading.holds(rows)

@@ -20,11 +20,13 @@ import perfed
 from perfed import config as configuration
 from perfed import grid, measured, recipes, rundir
 from perfed.cli import app
-from perfed.errors import ConfigError
+from perfed.errors import ConfigError, StoreError
 from perfed.grid import Job, time_left
 from perfed.recipes import Cell
 from perfed.recipes.column import Column
-from perfed.reproduce import Plan, best_rate, counted, reproduce, tune, write
+from perfed.report.reproduction import page_text
+from perfed.reproduce import Plan, best_rate, counted, reproduce, tune
+from perfed.standing import close, first_of_all, in_order, rank
 from perfed.weigh import weigh
 
 RECIPE = """
@@ -47,7 +49,7 @@ lr = 0.1
 [settings.iid]
 run = { split = "iid" }
 [methods.local]
-published = { "local.mean" = 90.0, "iid" = 50.0 }
+published = { "local.mean" = [90.0, 1.5], "iid" = 50.0 }
 [methods.fedper]
 published = { "local.mean" = 95.0, "local.mean@2" = 94.0 }
 [[reading]]
@@ -79,7 +81,8 @@ def test_facts_have_means_ranks_hashes_and_all_that_was_run(plan: Plan, monkeypa
     found = reproduce(replace(plan, only=("local",)), range(2), keep=kept.append)
     assert [len(facts["rows"]) for facts in kept] == [1, 1, 1, 1]
     assert found["missing"] == ["fedper", "iid/fedper"]
-    assert found["rows"]["local"]["cells"]["local.mean"]["rank_published"] == 2, "among all that is published"
+    assert found["rows"]["local"]["cells"]["local.mean"]["rank_published"] == 1, "among what is measured"
+    assert first_of_all(found) == (0, 0), "not while methods are missing"
     cell = found["rows"]["local"]["cells"]["local.mean"]
     assert len(cell["values"]) == 2
     assert cell["difference"] == pytest.approx(sum(cell["values"]) / 2 - 90)
@@ -95,7 +98,45 @@ def test_facts_have_means_ranks_hashes_and_all_that_was_run(plan: Plan, monkeypa
     assert len(whole["rows"][best]["cells"]["local.mean"]["values"]) == 3
     ranks = [row["cells"]["local.mean"]["rank_measured"] for row in whole["rows"].values()]
     assert sorted(ranks) == [1, 2]
-    assert measured.first_of_all(whole)[1] == 3
+    assert first_of_all(whole)[1] == 3
+    page = page_text(plan.recipe, whole)
+    assert "Budget full, 1 seed, 3 for the best; accuracy" in page
+    assert "perfed reproduce mine --budget full --seeds 1 --top 1 --top-seeds 3" in page
+    assert "| local | 90.00 ± 1.50 |" in page
+    assert " (3 seeds) |" in page
+
+
+def test_runs_of_another_recipe_are_not_mixed_in(plan: Plan) -> None:
+    """Also those of methods that this call does not run: they would stand under settings that they never had."""
+    reproduce(replace(plan, only=("local",), within=("iid",)))
+    other = recipes.parse("mine", RECIPE.replace("lr = 0.1", "lr = 0.2"))
+    with pytest.raises(StoreError, match="give another --runs"):
+        reproduce(replace(plan, recipe=other, only=("fedper",), within=("iid",)))
+
+
+def test_settings_and_single_methods_are_shown_with_what_they_change(plan: Plan) -> None:
+    text = RECIPE.replace('run = { split = "iid" }', 'run = { split = "iid" }\nmethod = { epochs = 2 }')
+    text = text.replace("[methods.fedper]", "[methods.fedper]\nrun = { rounds = 2 }")
+    recipe = recipes.parse("mine", text)
+    page = page_text(recipe, reproduce(replace(plan, recipe=recipe)))
+    assert "| setting `iid` | `split = iid`; methods: `epochs = 2` |" in page
+    assert "run with `rounds = 2` |" in page
+
+
+def test_how_figures_stand_to_those_of_the_paper() -> None:
+    cells = {"a": (3.0, 2.0), "b": (2.0, 3.0), "c": (1.0, 1.0), "d": (1.0, 0.5)}
+    rows = {
+        label: {"cells": {"s/x": {"published": said, "measured": seen, "difference": seen - said}}}
+        for label, (said, seen) in cells.items()
+    } | {"e": {"cells": {"s/x": {"published": 9.0}}}}
+    rank(rows, [Column("s/x")])
+    assert [rows[label]["cells"]["s/x"].get("rank_published") for label in rows] == [1, 2, 3, 3, None]
+    assert [rows[label]["cells"]["s/x"].get("rank_measured") for label in rows] == [2, 1, 3, 4, None]
+    assert close(rows, 0.5) == [2, 4]
+    assert in_order({"rows": rows}) == (4, 5)  # a and b are turned round, c and d are level in the paper
+    assert first_of_all({"rows": rows, "own": ["b"], "missing": []}) == (1, 1)
+    assert first_of_all({"rows": rows, "own": ["a"], "missing": ["t/e"]}) == (0, 1)
+    assert first_of_all({"rows": rows, "own": ["b"], "missing": ["s/e"]}) == (0, 0)
 
 
 def test_side_by_side_is_the_same_as_in_turn(plan: Plan, tmp_path: Path) -> None:
@@ -115,6 +156,18 @@ def test_a_run_that_fails_beside_others_is_named(plan: Plan) -> None:
     other = plan.job(Cell("iid", "local"), 0)
     with pytest.raises(Exception, match=r"classes:99"):
         grid.run([job, other], cores=2)
+
+
+def test_a_run_that_says_much_before_it_fails_is_named_too(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a pipe holds, so that nobody waits for a reader."""
+    noisy = "import sys; sys.stderr.write('x\\n' * 200_000 + 'It broke.'); sys.exit(3)"
+
+    def start(job: Job, workers: int, said: Any) -> Any:
+        return subprocess.Popen([sys.executable, "-c", noisy], stdin=subprocess.PIPE, stderr=said)
+
+    monkeypatch.setattr(grid, "_start", start)
+    with pytest.raises(StoreError, match=r"failed: It broke\. .*--only"):
+        grid.run([plan.job(Cell(setting, "local"), 0) for setting in ("", "iid")], cores=2)
 
 
 def test_a_killed_recipe_ends_with_the_same_results_file(tmp_path: Path) -> None:
@@ -180,11 +233,19 @@ def test_the_command_prints_the_table_and_keeps_the_choice(tmp_path: Path, monke
     held = json.loads((tmp_path / "results" / "mine.json").read_text())
     assert held["tuning"]["chosen"]["fedper"] == 0.1
     assert "## Learning rates" in (tmp_path / "docs" / "reproductions" / "mine.md").read_text()
-    write({key: value for key, value in held.items() if key != "tuning"}, tmp_path / "results")
+    for budget in ("full", "quick"):
+        again = call("reproduce", "mine.toml", "--budget", budget, "--in-turn", "--workers", "1", "--settings", "iid")
+        assert again.exit_code == 0, again.output
+        page = (tmp_path / "docs" / "reproductions" / "mine.md").read_text()
+        assert "## Learning rates" in page, "they stay"
+        assert "Budget full" in page, "the page is of the largest budget"
     assert json.loads((tmp_path / "results" / "mine.json").read_text())["tuning"] == held["tuning"]
     listed = call("recipes").stdout
     assert "scheduling-table4" in listed
     assert call("reproduce", "mine.toml", "--budget", "some").exit_code == 2
+    assert "There is no file other.toml" in call("reproduce", "other.toml").stderr
+    assert "It has base, iid" in " ".join(call("reproduce", "mine.toml", "--settings", "some").stderr.split())
+    assert "Leave --only out" in " ".join(call("reproduce", "scheduling-table4", "--only", "anti").stderr.split())
 
 
 def test_table_4_of_scheduling_is_exact() -> None:
@@ -255,9 +316,9 @@ def test_the_last_run_gets_the_cores_that_nobody_needs(
     started: list[tuple[str, int, int]] = []
     start = grid._start
 
-    def noted(job: Job, workers: int) -> Any:
+    def noted(job: Job, workers: int, said: Any) -> Any:
         started.append((job.name, workers, job.rounds))
-        return start(job, workers)
+        return start(job, workers, said)
 
     monkeypatch.setattr(grid, "_start", noted)
     short = plan.job(Cell("", "local"), 0)

@@ -21,6 +21,8 @@ from perfed.report.terminal import plot
         (count(1.25e9), "1.2 G"),
         (duration(9.96), "10.0 s"),
         (duration(125), "2 min 05 s"),
+        (duration(3599), "59 min 59 s"),
+        (duration(3600), "1 h 00 min"),
         (duration(7500), "2 h 05 min"),
         (percent(0.98765), "98.77 %"),
         (percent(None), "–"),

@@ -88,9 +88,9 @@ def reproduce(
     console.print(f"{recipe.title} ({recipe.paper}, {recipe.table}; {found['budget']})", highlight=False)
     console.print(Markdown(measured.markdown(found)))
     if budget != "smoke":
-        from perfed.report.reproduction import write_page
+        from perfed.report.reproduction import results_of, write_page
 
-        written += write_page(recipe, found | extra, pages)
+        written += write_page(recipe, results_of(results, recipe.name) or found, pages)
     close, compared = found["within_2_points"]
     console.print(
         f"{close} of {compared} within {recipe.within:g}. Written: {', '.join(map(str, written))}",

@@ -8,7 +8,7 @@
     [smoke]          what is different in `run` (a smaller network), or in `methods.LABEL`, in the smoke budget
 
 A published key is `SETTING/METRIC@ROUND`; without a setting it belongs to [run] as it stands, without a metric to the
-recipe's `metric`, without a round to the end.
+recipe's `metric`, without a round to the end. Its value is a number, or [number, deviation] where the paper has ±.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Entry:
     method: str
     hyper: dict[str, Any]
     published: dict[str, float]
+    deviation: dict[str, float] = field(default_factory=dict)
+    """what the paper has after ±"""
     run: dict[str, Any] = field(default_factory=dict)
     settings: tuple[str, ...] | None = None
     """the settings it is run in; None: all"""
@@ -131,7 +133,8 @@ class Recipe:
         """The cells to run. The smoke budget runs every method and every setting, but not all combinations."""
         for kind, wanted, known in (("method", only, self.entries), ("setting", within, self.settings)):
             if missing := [name for name in wanted if name not in known]:
-                raise DataError(f"The recipe {self.name} has no {kind} {missing[0]!r}.", f"It has {', '.join(known)}.")
+                has = ", ".join(name or "base" for name in known)
+                raise DataError(f"The recipe {self.name} has no {kind} {missing[0]!r}.", f"It has {has}.")
         cells = [
             cell for cell in self.cells if (not only or cell.label in only) and (not within or cell.setting in within)
         ]
@@ -178,7 +181,11 @@ def names() -> list[str]:
 def load(name: str) -> Recipe:
     """A recipe by name, or from a file of one's own."""
     path = Path(name)
-    if name.endswith(".toml") and path.exists():
+    if name.endswith(".toml"):
+        if not path.exists():
+            raise ConfigError(
+                f"There is no file {name}.", "Name a recipe file of yours, or a recipe of `perfed recipes`."
+            )
         return parse(path.stem, path.read_text(encoding="utf-8"))
     if name not in names():
         raise unknown("recipe", name, names())
@@ -246,10 +253,12 @@ def _entry(
     whole = {
         key if key not in settings else f"{key}/{metric}": value for key, value in values.get("published", {}).items()
     }
+    pairs = {key: value if isinstance(value, list) else [value] for key, value in whole.items()}
     return Entry(
         method=values.get("method", label),
         hyper=dict(common) | own,
-        published={key: float(value) for key, value in whole.items()},
+        published={key: float(pair[0]) for key, pair in pairs.items()},
+        deviation={key: float(pair[1]) for key, pair in pairs.items() if len(pair) > 1},
         run=dict(values.get("run", {})),
         settings=tuple(values["in"]) if "in" in values else None,
     )

@@ -8,6 +8,19 @@ LOWER = (".std", "param_batches", "flops")
 SETTLED = "settled."
 CLIENT = "client."
 TOOK_PART = "local.took_part"
+OWN = "accuracy on clients' own test data, mean over clients"
+WORDS = {
+    "local.mean": OWN,
+    "local.weighted": "accuracy over all clients' test samples",
+    "local.last": f"{OWN} and over the last rounds",
+    "local.task.mean": "accuracy of the binary branches, mean over clients",
+    "local.std": "deviation of accuracy over clients",
+    TOOK_PART: f"{OWN} that took part in at least one round",
+    "new": "accuracy of all clients' vote on all test data",
+    "param_batches": "trained parameters times batches",
+    "flops": "FLOPs of training",
+}
+"""What the metrics of the recipes are."""
 
 
 @dataclass(frozen=True)
@@ -46,3 +59,14 @@ class Column:
     def whole(self) -> bool:
         """Whether it counts something, instead of being a share shown in per cent."""
         return self.metric.startswith(SETTLED) or self.metric in LOWER
+
+    @property
+    def words(self) -> str:
+        """What its figures are, in words; empty where the name has to do."""
+        if self.metric.startswith(CLIENT):
+            said = f"accuracy of client {self.metric.removeprefix(CLIENT)}"
+        elif self.metric.startswith(SETTLED):
+            said = "round from which on the accuracy stays within a point of its end"
+        else:
+            said = WORDS.get(self.metric, "")
+        return f"{said}, at round {self.round}" if said and self.round is not None else said

@@ -3,7 +3,7 @@
     [pfedc local.mean] < [fedrep local.mean] - 2 and [pfedc local.task.mean published] > 99
 
 A figure is [LABEL COLUMN] or [LABEL COLUMN FIELD] with the fields of a cell: measured (the default), published,
-difference, spread, rank_measured, rank_published.
+difference, spread, rank_measured, rank_published, and seedN for the N-th of the measured values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Reading:
     def known(self, rows: Mapping[str, Any]) -> bool:
         """Whether all its figures are measured; a deviation over seeds needs more than one of them."""
         cells = [_named(text, rows) for text in re.findall(r"\[([^\]]+)\]", self.check)]
-        return all("measured" in cell and (kind != "spread" or cell["spread"] is not None) for cell, kind in cells)
+        return all("measured" in cell and _field(cell, kind) is not None for cell, kind in cells)
 
     def holds(self, rows: Mapping[str, Any]) -> bool:
         """Whether the rows of a results file make the comparison true; every figure in it must be there."""
@@ -71,9 +71,17 @@ def _named(text: str, rows: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     return rows.get(label, {}).get("cells", {}).get(column, {}), rest[0] if rest else "measured"
 
 
+def _field(cell: Mapping[str, Any], kind: str) -> Any:
+    """A field of a cell; None if it is not there."""
+    if seed := re.fullmatch(r"seed(\d+)", kind):
+        values = cell.get("values", [])
+        return values[int(seed[1])] if int(seed[1]) < len(values) else None
+    return cell.get(kind)
+
+
 def _figure(text: str, rows: Mapping[str, Any], whole: str) -> float:
     cell, kind = _named(text, rows)
-    value = cell.get(kind)
+    value = _field(cell, kind)
     if not isinstance(value, int | float):
         raise ConfigError(f"The results have no [{text}], which is in {whole!r}.", "Name a label and a column of it.")
     return float(value)

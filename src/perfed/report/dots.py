@@ -8,12 +8,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from perfed import rundir
-from perfed.recipes.column import Column
+from perfed import rundir, standing
+from perfed.recipes.column import SETTLED, Column
 from perfed.report.figures import COLOURS, LINES
 
 PANELS, MANY = 3, 12
-"""columns up to which each has a panel of its own, twice as many in a table of many methods; more are drawn as lines"""
+"""Columns up to which each has a panel of its own, twice as many of one setting or in a table of many methods.
+
+More are drawn as lines over the settings."""
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
@@ -23,9 +25,10 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = found["rows"]
-    keys = list(dict.fromkeys(key for row in rows.values() for key, cell in row["cells"].items() if cell))
+    keys = [key for key in standing.keys(rows) if any("measured" in row["cells"].get(key, {}) for row in rows.values())]
     with mpl.rc_context({"svg.hashsalt": "perfed", "font.size": 8}):
-        few = len(keys) <= (PANELS if len(rows) < MANY else 2 * PANELS)
+        alike = len(rows) >= MANY or len({Column(key).setting for key in keys}) == 1
+        few = len(keys) <= (2 * PANELS if alike else PANELS)
         figure = Figure(
             figsize=(2.6 * max(1, len(keys)) + 1.4 if few else 8.0, 1.2 + 0.22 * len(rows) if few else 3.8),
             layout="constrained",
@@ -58,8 +61,11 @@ def _panels(figure: Any, rows: Mapping[str, Any], keys: list[str]) -> None:
                 axes.plot([cell["published"], cell["measured"]], [y, y], color="#bbbbbb", linewidth=0.8, zorder=0)
         _plain(axes)
         axes.set_title(key)
+        axes.set_xlabel(_unit(key))
+        axes.locator_params(axis="x", nbins=5)
+        axes.ticklabel_format(axis="x", style="sci", scilimits=(-3, 5), useOffset=False)
     panels[0].set_yticks(range(len(names)), names)
-    panels[0].invert_yaxis()
+    panels[0].set_ylim(len(names) - 0.5, -0.5)
     _legend(figure, panels)
 
 
@@ -79,8 +85,17 @@ def _lines(figure: Any, rows: Mapping[str, Any], keys: list[str]) -> None:
         axes.plot([x for x, _ in said], [y for _, y in said], "o", mfc="none", color=colour, markersize=5)
     axes.set_xticks(range(len(keys)), keys, rotation=30, ha="right")
     axes.set_title("dots: measured; rings: published")
+    axes.set_ylabel(_unit(keys[0]))
     _plain(axes)
     figure.legend(loc="outside right center", frameon=False)
+
+
+def _unit(key: str) -> str:
+    """What a column's figures are in."""
+    column = Column(key)
+    if not column.whole:
+        return "points" if column.falls else "%"
+    return "rounds" if column.metric.startswith(SETTLED) else "10^9"
 
 
 def _plain(axes: Any) -> None:

@@ -1,4 +1,4 @@
-"""The page of a reproduced table, its plot, and the index of all of them: made from results/ and the recipes."""
+"""The page of a reproduced table, and its plot: made from results/ and the recipe."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfed import recipes as kept
 from perfed import rundir
 from perfed.hyperparameters import NONE
-from perfed.measured import first_of_all, markdown
+from perfed.measured import markdown
 from perfed.recipes import Recipe
+from perfed.recipes.budget import shared
 from perfed.report.tables import duration
+from perfed.standing import first_of_all, in_order
 
 HIDDEN = ("data_dir", "out", "workers", "seed")
+ROW_WORDS = {"defaults": "by default", "run": "run with"}
+"""What a row holds beside the hyper-parameters that the recipe gives, and how the page says it."""
 
 
 def write_page(recipe: Recipe, found: Mapping[str, Any], pages: Path) -> list[Path]:
@@ -32,9 +35,9 @@ def page_text(recipe: Recipe, found: Mapping[str, Any]) -> str:
     """The page: figures, plot, protocol, reading, origin."""
     parts = [
         f"# {recipe.title}",
-        f"{recipe.paper}, {recipe.table}. {_state(recipe, found)}",
+        f"{recipe.paper[0].upper()}{recipe.paper[1:]}, {recipe.table}. {_state(recipe, found)}",
         markdown(found).strip(),
-        f"![published and measured]({recipe.name}.svg)",
+        f"![{'published and ' if found['within_2_points'][1] else ''}measured figures as a plot]({recipe.name}.svg)",
         _summary(recipe, found),
     ]
     if said := _readings(recipe, found):
@@ -49,10 +52,31 @@ def page_text(recipe: Recipe, found: Mapping[str, Any]) -> str:
 def _state(recipe: Recipe, found: Mapping[str, Any]) -> str:
     if recipe.dry:
         return "Counted, not run. In units of 10^9."
-    seeds = len(found["seeds"])
-    many = f"{seeds} seed{'s' if seeds > 1 else ''}"
-    quick = "" if found["budget"] == "full" else f" at {recipe.quick:.0%} of the rounds"
-    return f"Budget {found['budget']}{quick}, {many}; accuracy in per cent, ± is the sample deviation over seeds."
+    said = f"Budget {found['budget']}{budget_note(recipe, found)}, {seeds_note(found)}; accuracy in per cent."
+    most = max(_counts(found))
+    if most > 1:
+        said += " ± is the sample deviation over seeds; every seed divides the data anew, the same for all methods."
+    return said
+
+
+def budget_note(recipe: Recipe, found: Mapping[str, Any]) -> str:
+    """How many of the rounds were run, if not all."""
+    if found["budget"] == "full":
+        return ""
+    rounds = int(recipe.words["rounds"])
+    return f" ({shared(rounds, recipe.quick)} of {rounds} rounds)"
+
+
+def seeds_note(found: Mapping[str, Any]) -> str:
+    """How many seeds there are, for all methods or for the best of them."""
+    least, most = min(_counts(found), default=1), max(_counts(found), default=1)
+    text = f"{least} seed{'s' if least > 1 else ''}"
+    return text if least == most else f"{text}, {most} for the best"
+
+
+def _counts(found: Mapping[str, Any]) -> list[int]:
+    """The seeds of every run of the table."""
+    return [len(hashes) for row in found["rows"].values() for hashes in row.get("state_sha256", {}).values()]
 
 
 def _summary(recipe: Recipe, found: Mapping[str, Any]) -> str:
@@ -60,12 +84,29 @@ def _summary(recipe: Recipe, found: Mapping[str, Any]) -> str:
     lines = []
     if compared:
         lines = [f"{close} of {compared} measured figures are within {recipe.within:g} of the published ones."]
+    same, pairs = in_order(found)
+    if pairs:
+        lines.append(f"Pairs of methods in the published order: {same} of {pairs}.")
     first, of = first_of_all(found)
-    if compared and of:
-        lines.append(f"The paper's own method ranks first in {first} of {of} measured columns.")
+    if of:
+        lines.append(f"The paper's own method ranks first in {first} of {of} columns that were measured in full.")
     if found["missing"]:
-        lines.append(f"Not run yet: {', '.join(found['missing'])}.")
+        lines.append(f"Not run yet: {_missing(recipe, found)}.")
     return " ".join(lines)
+
+
+def _missing(recipe: Recipe, found: Mapping[str, Any]) -> str:
+    """What was not run, by setting."""
+    groups: dict[str, list[str]] = {}
+    for name in found["missing"]:
+        setting, _, label = name.rpartition("/")
+        groups.setdefault(setting, []).append(label)
+    texts = []
+    for setting, labels in groups.items():
+        all_of_it = sum(cell.setting == setting for cell in recipe.cells) == len(labels)
+        what = "all methods" if all_of_it else ", ".join(labels)
+        texts.append(f"{what} in the setting {setting}" if setting else what)
+    return "; ".join(texts)
 
 
 def _readings(recipe: Recipe, found: Mapping[str, Any]) -> str:
@@ -76,26 +117,33 @@ def _readings(recipe: Recipe, found: Mapping[str, Any]) -> str:
 
 def _protocol(recipe: Recipe, found: Mapping[str, Any]) -> str:
     words = {key: value for key, value in found["config"].items() if key not in HIDDEN}
+    if words.get("test") == "published":
+        words.pop("test_fraction", None)  # nothing is set apart
     lines = ["| word | value |", "|---|---|"]
     lines += [f"| `{key}` | `{_toml(value)}` |" for key, value in words.items()]
     for name, held in found.get("settings", {}).items():
-        other = {k: v for k, v in held["config"].items() if words.get(k) != v and k not in HIDDEN}
-        if name and other:
-            lines.append(f"| setting `{name}` | {', '.join(f'`{k} = {_toml(v)}`' for k, v in other.items())} |")
+        other = {k: v for k, v in held["config"].items() if found["config"].get(k) != v and k not in HIDDEN}
+        parts = [_words(other), *([f"methods: {_words(held['method'])}"] if "method" in held else [])]
+        parts += [f"{label}: {_words(values)}" for label, values in held.get("methods", {}).items()]
+        if name and any(parts):
+            lines.append(f"| setting `{name}` | {'; '.join(part for part in parts if part)} |")
     for label, row in found["rows"].items():
-        given, own = (
-            ", ".join(f"`{k} = {_toml(v)}`" for k, v in row.get(kind, {}).items()) for kind in ("hyper", "defaults")
-        )
-        lines.append(f"| method `{label}` | {given}{f'; by default {own}' if own else ''} |")
+        parts = [_words(row["hyper"])]
+        parts += [f"{said} {_words(row[kind])}" for kind, said in ROW_WORDS.items() if row.get(kind)]
+        lines.append(f"| method `{label}` | {'; '.join(part for part in parts if part)} |")
     text = "\n".join(lines)
     return "\n\n".join(part for part in (recipe.notes, recipe.get, text) if part)
+
+
+def _words(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key} = {_toml(value)}`" for key, value in values.items())
 
 
 def _tuning(tuning: Mapping[str, Any]) -> str:
     rates = list(next(iter(tuning["scores"].values())))
     lines = [
-        f"Chosen by the accuracy on validation data ({tuning['val_fraction']:.0%} of the training data) after"
-        f" {tuning['rounds']} rounds with seed {tuning['seed']}; the same rates for every method.",
+        f"Chosen by the accuracy on clients' own validation data ({tuning['val_fraction']:.0%} of the training data)"
+        f" in a run of {tuning['rounds']} rounds with seed {tuning['seed']}; the same rates for every method.",
         "",
         "| method | " + " | ".join(rates) + " | chosen |",
         "|---|" + "---:|" * (len(rates) + 1),
@@ -107,25 +155,54 @@ def _tuning(tuning: Mapping[str, Any]) -> str:
 
 
 def _origin(recipe: Recipe, found: Mapping[str, Any]) -> str:
-    budget, seeds = found["budget"], max(1, len(found["seeds"]))
+    budget = found["budget"]
     suffix = "" if budget == "full" else f".{budget}"
-    hashes = [h[:12] for h in found.get("partition_sha256", [])]
     text = (
-        f"`perfed reproduce {recipe.name} --budget {budget} --seeds {seeds}`; results/{recipe.name}{suffix}.json,"
-        f" perfed {found['versions']['perfed']}, torch {found['versions']['torch']}"
+        f"`{command(found)}`; results/{recipe.name}{suffix}.json,"
+        f" perfed {found['versions']['perfed']}, torch {found['versions']['torch']}. "
     )
-    text += f", partition {', '.join(hashes)}" if hashes else ""
-    spent = compute(found)
-    return text + (f". Computed in {duration(spent)}." if spent else ".")
+    hashes = {
+        name: ", ".join(value[:12] for value in held["partition_sha256"].values())
+        for name, held in found.get("settings", {}).items()
+    }
+    if hashes:
+        shown = "; ".join(f"{name}: {value}" if name else value for name, value in hashes.items())
+        text += f"Partitions (the first digits of their SHA-256): {shown}. "
+    spent = sum(compute(found).values())
+    return text + (f"The runs took {duration(spent)} one after another." if spent else "")
 
 
-def compute(found: Mapping[str, Any]) -> float:
-    """Seconds that the runs took, one after the other."""
-    return float(sum(sum(values) for values in found.get("timing", {}).values()))
+def command(found: Mapping[str, Any]) -> str:
+    """What makes these results."""
+    text = f"perfed reproduce {found['recipe']} --budget {found['budget']}"
+    counts = _counts(found)
+    if not counts:
+        return text
+    least, most = min(counts), max(counts)
+    text += f" --seeds {least}"
+    if least == most:
+        return text
+    settings = {name for row in found["rows"].values() for name in row["state_sha256"]}
+    best = max(
+        sum(len(row["state_sha256"].get(name, ())) == most for row in found["rows"].values()) for name in settings
+    )
+    return f"{text} --top {best} --top-seeds {most}"
+
+
+def compute(found: Mapping[str, Any]) -> dict[tuple[str, float], float]:
+    """Seconds of every run. A run that two tables share has the same last state and the same seconds in both."""
+    spent: dict[tuple[str, float], float] = {}
+    for name, seconds in found.get("timing", {}).items():
+        setting, _, label = name.rpartition("/")
+        hashes = found["rows"][label]["state_sha256"][setting or "run"]
+        spent |= {(state, took): took for state, took in zip(hashes, seconds, strict=True)}
+    return spent
 
 
 def _toml(value: Any) -> str:
-    return str(NONE if value is None else value) if isinstance(value, str | None) else json.dumps(value)
+    if value is None:
+        return NONE
+    return value if value and isinstance(value, str) else json.dumps(value)
 
 
 def results_of(results: Path, name: str) -> dict[str, Any] | None:
@@ -135,42 +212,3 @@ def results_of(results: Path, name: str) -> dict[str, Any] | None:
         if path.exists():
             return dict(json.loads(path.read_text(encoding="utf-8")))
     return None
-
-
-def index(results: Path) -> str:
-    """docs/reproductions/README.md: every recipe and how far it is."""
-    lines = [
-        "# Reproductions",
-        "",
-        "Every table and figure with numbers of the five papers is a recipe: `perfed reproduce NAME --budget full"
-        " --data-dir DIR`. Its page has published and measured figures, the protocol, and what follows from them.",
-        "",
-        "| recipe | table | state | as published | own method first | compute |",
-        "|---|---|---|---:|---:|---:|",
-    ]
-    total, measured_count = 0.0, 0
-    names = kept.names()
-    for name in names:
-        recipe, found = kept.load(name), results_of(results, name)
-        if found is None:
-            lines.append(f"| `{name}` | {recipe.paper}, {recipe.table} | not yet | – | – | – |")
-            continue
-        close, compared = found["within_2_points"]
-        first, of = first_of_all(found)
-        spent = compute(found)
-        total, measured_count = total + spent, measured_count + 1
-        part = f", {len(found['missing'])} of {len(recipe.cells)} runs missing" if found["missing"] else ""
-        seeds = f", {len(found['seeds'])} seed{'s' if len(found['seeds']) > 1 else ''}" if found["seeds"] else ""
-        state = "counted" if recipe.dry else f"{found['budget']}{seeds}{part}"
-        lines.append(
-            f"| [`{name}`]({name}.md) | {recipe.paper}, {recipe.table} | {state} | {close} of {compared} |"
-            f" {f'{first} of {of}' if of else '–'} | {duration(spent) if spent else '–'} |"
-        )
-    lines += [
-        "",
-        f"{measured_count} of {len(names)} recipes are measured, in {total / 3600:.1f} hours of computing. As"
-        " published: within 2 points (Table 4 of scheduling: within 0.01). Own method first: columns in which the"
-        " paper's method is the best that was measured. `quick` is a share of the rounds, named on the page.",
-        "",
-    ]
-    return "\n".join(lines)
