@@ -45,16 +45,19 @@ def in_order(found: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def first_of_all(found: Mapping[str, Any]) -> tuple[int, int]:
-    """In how many columns one of the paper's own methods ranks first, of how many with figures of the paper.
+    """In how many columns one of the paper's own methods ranks first, of how many that are the paper's.
 
     A column counts once every method of its setting was run, and if an own method and another one have figures in it.
+    The paper's are columns with published figures, and settings that it draws without numbers.
     """
     open_settings = {name.rpartition("/")[0] for name in found["missing"]}
+    printed = {key for row in found["rows"].values() for key, cell in row["cells"].items() if "published" in cell}
+    settings = {Column(key).setting for key in printed}
     best = []
     for key in keys(found["rows"]):
         cells = {label: row["cells"].get(key, {}) for label, row in found["rows"].items()}
         own = [cell["rank_measured"] for label, cell in cells.items() if label in found["own"] and "measured" in cell]
-        said = any("published" in cell for cell in cells.values())
+        said = key in printed or (bool(printed) and Column(key).setting not in settings)
         several = sum("measured" in cell for cell in cells.values()) > 1
         if own and said and several and Column(key).setting not in open_settings:
             best.append(min(own))

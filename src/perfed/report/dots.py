@@ -83,9 +83,11 @@ def _lines(figure: Any, rows: Mapping[str, Any], keys: list[str]) -> None:
             seen = [(x, cell["measured"]) for x, cell in alike if "measured" in cell]
             axes.plot([x for x, _ in seen], [y for _, y in seen], style, **drawn)
         axes.plot([x for x, _ in said], [y for _, y in said], "o", mfc="none", color=colour, markersize=5)
-    axes.set_xticks(range(len(keys)), keys, rotation=30, ha="right")
+    one = len({key.rpartition("/")[2] for key in keys}) == 1
+    shown = [Column(key).setting if one else key for key in keys]
+    axes.set_xticks(range(len(keys)), shown, rotation=0 if one else 30, ha="center" if one else "right")
     axes.set_title("dots: measured; rings: published")
-    axes.set_ylabel(_unit(keys[0]))
+    axes.set_ylabel(f"{Column(keys[0]).metric}, {_unit(keys[0])}" if one else _unit(keys[0]))
     _plain(axes)
     figure.legend(loc="outside right center", frameon=False)
 
