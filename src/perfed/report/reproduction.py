@@ -169,7 +169,7 @@ def _origin(recipe: Recipe, found: Mapping[str, Any]) -> str:
         shown = "; ".join(f"{name}: {value}" if name else value for name, value in hashes.items())
         text += f"Partitions (the first digits of their SHA-256): {shown}. "
     spent = sum(compute(found).values())
-    return text + (f"The runs took {duration(spent)} one after another." if spent else "")
+    return (text + (f"The runs took {duration(spent)} one after another." if spent else "")).rstrip()
 
 
 def command(found: Mapping[str, Any]) -> str:
