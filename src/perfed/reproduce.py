@@ -101,6 +101,7 @@ def reproduce(
     if plan.recipe.dry:
         _all_or_nothing(plan)
         return measured.dry_facts(plan.recipe, counted(plan.recipe))
+    plan.finished()  # refuses runs of another recipe before anything is computed
     tries = list(seeds)
     _run(plan, [(cell, seed) for seed in tries for cell in plan.cells], keep)
     if top:

@@ -112,6 +112,7 @@ def test_runs_of_another_recipe_are_not_mixed_in(plan: Plan) -> None:
     other = recipes.parse("mine", RECIPE.replace("lr = 0.1", "lr = 0.2"))
     with pytest.raises(StoreError, match="give another --runs"):
         reproduce(replace(plan, recipe=other, only=("fedper",), within=("iid",)))
+    assert not list(plan.out.rglob("fedper")), "it is said before anything is computed"
 
 
 def test_settings_and_single_methods_are_shown_with_what_they_change(plan: Plan) -> None:
