@@ -7,17 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from perfed import hyperparameters, rundir, standing
+from perfed import hyperparameters, standing
 from perfed.core.method import Method
+from perfed.ran import AND, COSTS, Ran, Runs
 from perfed.recipes import Budget, Cell, Entry, Recipe
-from perfed.recipes.budget import quick_method, shared
-from perfed.recipes.column import CLIENT, SETTLED, TOOK_PART, Column
-from perfed.result import Result, versions
-
-Runs = Mapping[Cell, Sequence[Result]]
-"""The finished runs of every cell, one per seed."""
-POINT = 0.01
-COSTS = ("bytes_up", "bytes_down", "flops", "adapt_flops", "param_batches")
+from perfed.recipes.budget import quick_method
+from perfed.recipes.column import Column
+from perfed.result import versions
 
 
 def facts(recipe: Recipe, budget: Budget, runs: Runs, configs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -29,9 +25,7 @@ def facts(recipe: Recipe, budget: Budget, runs: Runs, configs: Mapping[str, dict
         name: {
             "config": configs[name],
             **_changes(recipe, budget, name),
-            "partition_sha256": _partitions(
-                [r for cell, results in runs.items() if cell.setting == name for r in results]
-            ),
+            "partition_sha256": _partitions([r for cell, some in runs.items() if cell.setting == name for r in some]),
         }
         for name in recipe.settings
         if name in configs
@@ -39,19 +33,16 @@ def facts(recipe: Recipe, budget: Budget, runs: Runs, configs: Mapping[str, dict
     first = next(iter(settings.values()))
     return {
         **_head(recipe, budget),
-        "seeds": sorted({result.config.seed for results in runs.values() for result in results}),
+        "seeds": sorted({ran.seed for some in runs.values() for ran in some}),
         "partition_sha256": list(first["partition_sha256"].values()),
         "config": first["config"],
         "settings": settings,
-        "missing": [f"{c.setting}/{c.label}".strip("/") for c in recipe.cells if c not in runs and budget != "smoke"],
+        "missing": [cell.name for cell in recipe.cells if cell not in runs and budget != "smoke"],
         "rows": rows,
         "within": recipe.within,
         "within_2_points": standing.close(rows, recipe.within),
-        "versions": _versions([result for results in runs.values() for result in results]),
-        "timing": {
-            f"{cell.setting}/{cell.label}".strip("/"): [result.cost["seconds"] for result in results]
-            for cell, results in runs.items()
-        },
+        "versions": _versions([ran for some in runs.values() for ran in some]),
+        "timing": {cell.name: [ran.seconds for ran in some] for cell, some in runs.items()},
     }
 
 
@@ -88,67 +79,30 @@ def columns(recipe: Recipe) -> list[Column]:
     return recipe.columns + ([Column("flops")] if recipe.dry else [])
 
 
-def read(result: Result, column: Column, share: float = 1.0) -> float | None:
-    """A column's value in a run of this share of the rounds, parts of one in per cent; None if it was not measured."""
-    name = column.metric
-    if name.startswith(SETTLED):
-        return _settled(result, name.removeprefix(SETTLED))
-    if name.startswith(CLIENT):
-        accuracy, number = result.clients["accuracy"], int(name.removeprefix(CLIENT))
-        return 100 * accuracy[number] if number < len(accuracy) and accuracy[number] is not None else None
-    if name == TOOK_PART:
-        return _took_part(result)
-    found: Mapping[str, Any] = result.metrics
-    at = None if column.round is None else shared(column.round, share)
-    if at is not None and at != result.config.rounds:
-        found = next((entry for entry in result.history if entry["t"] == at), {})
-    value = found.get(name)
-    return None if value is None else 100 * float(value)
-
-
-def readings(recipe: Recipe, budget: Budget, column: Column, results: Sequence[Result]) -> list[float]:
-    """A column's values in the results that have one."""
-    share = recipe.quick if budget == "quick" else 1.0
-    return [value for result in results if (value := read(result, column, share)) is not None]
-
-
-def _took_part(result: Result) -> float | None:
-    """The mean over the clients that have been in a cohort."""
-    seen = {client for record in rundir.records(result.directory) for client in record["cohort"]}
-    scores = zip(result.clients["ids"], result.clients["accuracy"], strict=True)
-    values = [accuracy for client, accuracy in scores if client in seen and accuracy is not None]
-    return 100 * statistics.fmean(values) if values else None
-
-
-def _settled(result: Result, metric: str) -> float | None:
-    values = [(entry["t"], entry[metric]) for entry in result.history if entry.get(metric) is not None]
-    if not values:
-        return None
-    last = values[-1][1]
-    late = [t for t, value in values if abs(value - last) > POINT]
-    return float(next(t for t, _ in values if not late or t > late[-1]))
-
-
 def _row(recipe: Recipe, label: str, runs: Runs, budget: Budget) -> dict[str, Any]:
     entry, cells = recipe.entries[label], {}
-    mine = {cell.setting: results for cell, results in runs.items() if cell.label == label}
+    mine = {cell.setting: some for cell, some in runs.items() if cell.label == label}
     for column in recipe.columns:
-        values = readings(recipe, budget, column, mine.get(column.setting, ()))
+        values = [ran.values.get(column.key) for ran in mine.get(column.setting, ())]
         cells[column.key] = _compare(entry, column, values)
-    hyper = recipe.hyper(budget, Cell(next(iter(mine)), label))
-    name = hyper.pop("name")
     return {
         "method": entry.method,
-        "hyper": hyper,
-        "defaults": defaults(name, hyper),
-        **({"run": entry.run} if entry.run else {}),
+        **trained(recipe, budget, Cell(next(iter(mine)), label)),
         "cells": cells,
+        "seeds": {setting or "run": [ran.seed for ran in some] for setting, some in mine.items()},
         "cost": {
-            setting or "run": {key: statistics.fmean(r.cost[key] for r in results) for key in _costs(results)}
-            for setting, results in mine.items()
+            setting or "run": {key: statistics.fmean(ran.cost[key] for ran in some) for key in _costs(some)}
+            for setting, some in mine.items()
         },
-        "state_sha256": {setting or "run": [r.state_sha256 for r in results] for setting, results in mine.items()},
+        "state_sha256": {setting or "run": [ran.state_sha256 for ran in some] for setting, some in mine.items()},
     }
+
+
+def trained(recipe: Recipe, budget: Budget, cell: Cell) -> dict[str, Any]:
+    """How a row says with what its method was trained, in the first of its settings."""
+    hyper, own = recipe.hyper(budget, cell), recipe.entries[cell.label].run
+    name = hyper.pop("name")
+    return {"hyper": hyper, "defaults": defaults(name, hyper), **({"run": own} if own else {})}
 
 
 def defaults(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,23 +113,25 @@ def defaults(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in hyperparameters.table(made).items() if k not in common and k not in given}
 
 
-def _compare(entry: Entry, column: Column, values: Sequence[float]) -> dict[str, Any]:
+def _compare(entry: Entry, column: Column, values: Sequence[float | None]) -> dict[str, Any]:
+    """Published and measured. The values are one per seed: None where a run has no figure."""
     cell: dict[str, Any] = {}
+    seen = [value for value in values if value is not None]
     if column.key in entry.published:
         cell["published"] = entry.published[column.key]
     if column.key in entry.deviation:
         cell["published_spread"] = entry.deviation[column.key]
-    if values:
-        cell |= {"measured": statistics.fmean(values), "values": list(values)}
-        cell["spread"] = statistics.stdev(values) if len(values) > 1 else None
+    if seen:
+        cell |= {"measured": statistics.fmean(seen), "values": list(values)}
+        cell["spread"] = statistics.stdev(seen) if len(seen) > 1 else None
     if "published" in cell and "measured" in cell:
         cell["difference"] = cell["measured"] - cell["published"]
     return cell
 
 
-def _costs(results: Sequence[Result]) -> list[str]:
+def _costs(runs: Sequence[Ran]) -> list[str]:
     """The costs that all of these runs have counted."""
-    return [key for key in COSTS if all(key in result.cost for result in results)]
+    return [key for key in COSTS if all(key in ran.cost for ran in runs)]
 
 
 def _changes(recipe: Recipe, budget: Budget, name: str) -> dict[str, Any]:
@@ -186,15 +142,18 @@ def _changes(recipe: Recipe, budget: Budget, name: str) -> dict[str, Any]:
     return {key: value for key, value in (("method", scaled(held.method)), ("methods", single)) if value}
 
 
-def _versions(results: Sequence[Result]) -> dict[str, str]:
+def _versions(runs: Sequence[Ran]) -> dict[str, str]:
     """What the runs were made with; more than one version if they were made with several."""
-    names = dict.fromkeys(name for result in results for name in result.made_with)
-    return {name: " and ".join(sorted({r.made_with[name] for r in results if name in r.made_with})) for name in names}
+    found: dict[str, set[str]] = {}
+    for ran in runs:
+        for name, version in ran.made_with.items():
+            found.setdefault(name, set()).update(version.split(AND))
+    return {name: AND.join(sorted(some)) for name, some in found.items()}
 
 
-def _partitions(results: Sequence[Result]) -> dict[str, str]:
+def _partitions(runs: Sequence[Ran]) -> dict[str, str]:
     """By seed; methods of one seed have the same."""
-    return {str(r.config.seed): r.partition_sha256 for r in sorted(results, key=lambda r: r.config.seed)}
+    return {str(ran.seed): ran.partition_sha256 for ran in sorted(runs, key=lambda ran: ran.seed)}
 
 
 def markdown(found: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +13,17 @@ from perfed import config as configuration
 from perfed import grid, measured, rundir
 from perfed.comparison import same_run
 from perfed.config import Config
-from perfed.errors import ConfigError
+from perfed.errors import ConfigError, StoreError
 from perfed.grid import Job, Look
+from perfed.ran import Ran, Runs, joined, kept
 from perfed.recipes import Budget, Cell, Recipe
 from perfed.result import Result
 from perfed.weigh import weigh
 
 ANOTHER = "Delete that run, or give another --runs."
+LEAVE_OUT = "Leave it out of --join."
+PROTOCOL = ("method", "hyper", "defaults", "run")
+"""What a row tells of the way its method was run."""
 Keep = Callable[[dict[str, Any]], object]
 """Told the facts whenever a run has ended."""
 
@@ -35,6 +40,8 @@ class Plan:
     side_by_side: bool = True
     only: tuple[str, ...] = ()
     within: tuple[str, ...] = ()
+    others: tuple[Path, ...] = ()
+    """results files of other machines, whose runs are not made again"""
     look: Look | None = None
 
     @property
@@ -60,26 +67,46 @@ class Plan:
         name = f"{cell.label} ({cell.setting})" if cell.setting else cell.label
         return Job(name, self.config(cell, seed), self.place(cell, seed), cure=ANOTHER)
 
-    def finished(self) -> dict[Cell, list[Result]]:
-        """All runs of the recipe that are finished in `out`, also those of earlier calls."""
-        found: dict[Cell, list[Result]] = {}
+    def finished(self) -> Runs:
+        """All runs of the recipe that are finished: in `out`, also those of earlier calls, and in `others`."""
+        found: Runs = {}
         for cell in self.recipe.cells:
             place = self.place(cell, 0).parent
             seeds = sorted(int(p.name) for p in place.iterdir() if p.name.isdigit()) if place.is_dir() else []
-            ended = [self._kept(cell, seed) for seed in seeds if rundir.is_finished(place / str(seed))]
-            if ended:
-                found[cell] = ended
-        return found
+            found[cell] = [self._kept(cell, seed) for seed in seeds if rundir.is_finished(place / str(seed))]
+        for source in self.others:
+            found = joined(found, self.told(source), source)
+        return {cell: some for cell, some in found.items() if some}
 
-    def _kept(self, cell: Cell, seed: int) -> Result:
+    def _kept(self, cell: Cell, seed: int) -> Ran:
         """A run of this call or of an earlier one; what another recipe would say of it must not be mixed in."""
         result = Result.load(place := self.place(cell, seed))
         same_run(result.config, self.config(cell, seed), place, ANOTHER)
-        return result
+        return Ran.of(result, self.recipe, self.budget, cell.setting)
+
+    def told(self, source: Path) -> Runs:
+        """The runs that a results file tells of, if they are of this recipe as it is now."""
+        found = rundir.read_json(source)
+        for key, wanted in (("recipe", self.recipe.name), ("budget", self.budget)):
+            if found.get(key) != wanted:
+                raise StoreError(f"{source} has {key} = {found.get(key)!r}, not {wanted!r}.", LEAVE_OUT)
+        runs = kept(found, source)
+        if unknown := [cell.name for cell in runs if cell not in self.recipe.cells]:
+            raise StoreError(f"{source} has {unknown[0]}, which the recipe has not.", LEAVE_OUT)
+        now = self._facts(runs)
+        pairs = [("settings", found["settings"], now["settings"])]
+        pairs += [(f"{label}, {key}", row.get(key), now["rows"][label].get(key))
+                  for label, row in found["rows"].items() for key in PROTOCOL]  # fmt: skip
+        for what, then, wanted in pairs:
+            if then != json.loads(json.dumps(wanted)):
+                raise StoreError(f"{source} has runs of another recipe ({what}): {then}, not {wanted}.", LEAVE_OUT)
+        return runs
 
     def facts(self) -> dict[str, Any]:
         """What the results file holds by now."""
-        runs = self.finished()
+        return self._facts(self.finished())
+
+    def _facts(self, runs: Runs) -> dict[str, Any]:
         configs = {
             cell.setting: {
                 key: value
@@ -112,14 +139,15 @@ def reproduce(
 
 def _all_or_nothing(plan: Plan) -> None:
     """A table that is counted is counted as a whole."""
-    for option, names in (("only", plan.only), ("settings", plan.within)):
+    for option, names in (("only", plan.only), ("settings", plan.within), ("join", plan.others)):
         if names:
             cure = f"Leave --{option} out: counting takes no time."
             raise ConfigError(f"The recipe {plan.recipe.name} is counted as a whole, not run.", cure)
 
 
 def _run(plan: Plan, wanted: Sequence[tuple[Cell, int]], keep: Keep | None) -> None:
-    jobs = [plan.job(cell, seed) for cell, seed in wanted]
+    done = {(cell, ran.seed) for source in plan.others for cell, some in plan.told(source).items() for ran in some}
+    jobs = [plan.job(cell, seed) for cell, seed in wanted if (cell, seed) not in done]
     if plan.budget != "smoke" and len(jobs) > 1:
         weigh(jobs)
     ended = 0
@@ -144,9 +172,9 @@ def _best(plan: Plan, top: int) -> list[Cell]:
         column = next((c for c in plan.recipe.columns if c.setting == setting), None)
         means = {
             cell: statistics.fmean(values)
-            for cell, results in runs.items()
+            for cell, some in runs.items()
             if column and cell.setting == setting and cell in plan.cells
-            and (values := measured.readings(plan.recipe, plan.budget, column, results))
+            and (values := [ran.values[column.key] for ran in some if column.key in ran.values])
         }  # fmt: skip
         falls = column is not None and column.falls
         best += sorted(means, key=lambda cell: means[cell], reverse=not falls)[:top]

@@ -12,6 +12,7 @@ import pytest
 from perfed import recipes
 from perfed.measured import columns
 from perfed.report.reproduction import results_of
+from perfed.reproduce import Plan
 
 FIELDS = ("measured", "published", "difference", "spread", "rank_measured", "rank_published")
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,20 @@ def test_every_claim_of_a_page_holds(name: str) -> None:
             assert cell.get("published_spread") == entry.deviation.get(key), f"{name}, {label}, {key}"
     if "tuning" in found and recipe.tuned:
         assert recipe.tuned == found["tuning"]["chosen"]
+
+
+@pytest.mark.parametrize("name", [n for n in recipes.names() if results_of(ROOT / "results", n) is not None])
+def test_results_are_of_the_recipe_as_it_is(name: str, tmp_path: Path) -> None:
+    """What is in results/ was run as its recipe says now, and every mean, rank and count follows from its values."""
+    recipe = recipes.load(name)
+    for budget in ("quick", "full"):
+        path = ROOT / "results" / f"{name}{'' if budget == 'full' else '.quick'}.json"
+        if recipe.dry or not path.exists():
+            continue
+        again = Plan(recipe=recipe, budget=budget, out=tmp_path, others=(path,)).facts()
+        held = json.loads(path.read_text(encoding="utf-8"))
+        held.pop("tuning", None)
+        assert json.loads(json.dumps(again)) == held
 
 
 @pytest.mark.parametrize("name", recipes.names())

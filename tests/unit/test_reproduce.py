@@ -18,14 +18,14 @@ from typer.testing import CliRunner
 
 import perfed
 from perfed import config as configuration
-from perfed import grid, measured, recipes, rundir
+from perfed import grid, ran, recipes, rundir
 from perfed.cli import app
 from perfed.errors import ConfigError, StoreError
 from perfed.grid import Job, time_left
 from perfed.recipes import Cell
 from perfed.recipes.column import Column
 from perfed.report.reproduction import page_text
-from perfed.reproduce import Plan, best_rate, counted, reproduce, tune
+from perfed.reproduce import Plan, best_rate, counted, reproduce, tune, write
 from perfed.standing import close, first_of_all, in_order, rank
 from perfed.weigh import weigh
 
@@ -113,6 +113,53 @@ def test_runs_of_another_recipe_are_not_mixed_in(plan: Plan) -> None:
     with pytest.raises(StoreError, match="give another --runs"):
         reproduce(replace(plan, recipe=other, only=("fedper",), within=("iid",)))
     assert not list(plan.out.rglob("fedper")), "it is said before anything is computed"
+
+
+def test_runs_of_several_machines_are_joined(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grid done in parts, whose runs stay where they were made, gives the results file of the whole."""
+    whole = write(reproduce(plan, range(2)), tmp_path / "whole")
+    parts = {"a": ({"only": ("local",), "within": ("iid",)}, 2), "b": ({"only": ("fedper",)}, 1)}
+    files = tuple(
+        write(reproduce(replace(plan, out=tmp_path / name, **some), range(seeds)), tmp_path / f"results-{name}")
+        for name, (some, seeds) in parts.items()
+    )
+    last = replace(plan, out=tmp_path / "c", others=files[::-1])
+    joined = write(reproduce(last, range(2)), tmp_path / "results-c")
+    assert without_timing(joined) == without_timing(whole)
+    assert not list(last.out.rglob("@iid/local")), "not run again"
+    assert (last.place(Cell("iid", "fedper"), 1)).is_dir()
+    monkeypatch.setattr(grid, "finish", lambda *_: pytest.fail("nothing is left to run"))
+    alone = replace(plan, out=tmp_path / "d", others=(joined,))
+    assert (
+        write(reproduce(alone, range(2), top=1, top_seeds=range(2)), tmp_path / "d").read_bytes() == joined.read_bytes()
+    )
+
+
+def test_results_that_do_not_belong_together_are_not_joined(plan: Plan, tmp_path: Path) -> None:
+    """Another recipe, division or end is refused before anything is computed."""
+    found = reproduce(replace(plan, only=("local",)))
+    held = write(found, tmp_path / "results")
+    state, division = found["rows"]["local"]["state_sha256"]["run"][0], found["partition_sha256"][0]
+    wrong = {
+        "of another recipe": ('"lr": 0.1', '"lr": 0.2'),
+        "another recipe .settings": ('"rounds": 3', '"rounds": 4'),
+        "has recipe = 'yours', not 'mine'": ('"mine"', '"yours"'),
+        "has budget": ('"full"', '"quick"'),
+        "has locally, which the recipe has not": ('local"', 'locally"'),
+        "ended in another state": (state, "0" * 64),
+        "another division": (division, "0" * 64),
+        "not a whole results file": ('"seeds": {', '"tries": {'),
+        "cannot be read": ("{", "["),
+    }
+    for message, (old, new) in wrong.items():
+        other = tmp_path / "other.json"
+        other.write_text(held.read_text().replace(old, new))
+        with pytest.raises(StoreError, match=message):
+            reproduce(replace(plan, others=(other,)))
+    assert not list(plan.out.rglob("fedper"))
+    dry = Plan(recipe=recipes.load("scheduling-table4"), budget="full", out=tmp_path, others=(held,))
+    with pytest.raises(ConfigError, match="counted as a whole"):
+        reproduce(dry)
 
 
 def test_settings_and_single_methods_are_shown_with_what_they_change(plan: Plan) -> None:
@@ -249,6 +296,11 @@ def test_the_command_prints_the_table_and_keeps_the_choice(tmp_path: Path, monke
         assert "## Learning rates" in page, "they stay"
         assert "Budget full" in page, "the page is of the largest budget"
     assert json.loads((tmp_path / "results" / "mine.json").read_text())["tuning"] == held["tuning"]
+    words = ("--budget", "full", "--settings", "iid", "--join", "results/mine.json", "--runs", "elsewhere")
+    joined = call("reproduce", "mine.toml", *words)
+    assert joined.exit_code == 0, joined.output
+    assert "rank published" in " ".join(joined.stdout.split())
+    assert not list(tmp_path.glob("elsewhere/**/config.toml")), "all is done"
     listed = call("recipes").stdout
     assert "scheduling-table4" in listed
     assert call("reproduce", "mine.toml", "--budget", "some").exit_code == 2
@@ -274,11 +326,11 @@ def test_columns_read_rounds_clients_and_settling() -> None:
         clients={"accuracy": [0.25, None]},
         config=SimpleNamespace(rounds=5),
     )
-    got = [measured.read(result, Column(key)) for key in ("local.mean", "x/local.mean@2", "local.mean@9", "client.0")]
+    got = [ran.read(result, Column(key)) for key in ("local.mean", "x/local.mean@2", "local.mean@9", "client.0")]
     assert got == [90.5, 89.5, None, 25.0]
-    assert measured.read(result, Column("local.mean@20"), share=0.1) == 89.5
-    assert measured.read(result, Column("client.1")) is None
-    assert measured.read(result, Column("settled.local.mean")) == 4
+    assert ran.read(result, Column("local.mean@20"), share=0.1) == 89.5
+    assert ran.read(result, Column("client.1")) is None
+    assert ran.read(result, Column("settled.local.mean")) == 4
 
 
 def test_the_mean_of_those_who_took_part(tmp_path: Path) -> None:
@@ -289,7 +341,7 @@ def test_the_mean_of_those_who_took_part(tmp_path: Path) -> None:
     seen = {client for record in rundir.records(result.directory) for client in record["cohort"]}
     assert 1 <= len(seen) <= 2
     own = [result.clients["accuracy"][client] for client in seen]
-    assert measured.read(result, Column("local.took_part")) == pytest.approx(100 * sum(own) / len(own))
+    assert ran.read(result, Column("local.took_part")) == pytest.approx(100 * sum(own) / len(own))
 
 
 def test_adaptation_behind_the_last_round_is_part_of_the_time_left(tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ def reproduce(
     settings: Annotated[
         str, typer.Option(help="Some of the settings, with commas between; `base` is [run] as it stands.")
     ] = "",
+    join: Annotated[
+        list[Path] | None, typer.Option(help="A results file of another machine; its runs are not made again.")
+    ] = None,
     tune: Annotated[bool, typer.Option(help="Choose learning rates on validation data first.")] = False,
     runs: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/reproduce"),
     results: Annotated[Path, typer.Option(help="Where the results are written.")] = Path("results"),
@@ -72,6 +75,7 @@ def reproduce(
         side_by_side=not in_turn and budget != "smoke",  # a process takes longer to start than a smoke run
         only=_names(only),
         within=tuple("" if name == "base" else name for name in _names(settings)),
+        others=tuple(join or ()),
     )
     with GridWatch(f"perfed reproduce {name} --budget {budget}", 1 if in_turn else cores) as watch:
         plan = replace(plan, look=watch)

@@ -75,6 +75,11 @@ class Cell:
     setting: str
     label: str
 
+    @property
+    def name(self) -> str:
+        """How results name it: LABEL or SETTING/LABEL."""
+        return f"{self.setting}/{self.label}".strip("/")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
