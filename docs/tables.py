@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -221,34 +222,33 @@ def wanted() -> dict[Path, str]:
     return pages
 
 
-def draw(page: Path) -> None:
-    """The plot beside a page of a reproduction."""
-    from perfed.report.dots import draw as plot
+def pictures() -> dict[Path, bytes]:
+    """The plots beside the pages of the reproductions."""
+    from perfed import recipes
+    from perfed.report.dots import draw
     from perfed.report.reproduction import results_of
 
-    if (found := results_of(RESULTS, page.stem)) is not None:
-        plot(found, page.with_suffix(".svg"))
+    drawn = {}
+    with tempfile.TemporaryDirectory() as place:
+        for name in recipes.names():
+            if (found := results_of(RESULTS, name)) is not None:
+                draw(found, picture := Path(place) / f"{name}.svg")
+                drawn[REPRODUCTIONS / picture.name] = picture.read_bytes()
+    return drawn
 
 
 def main() -> None:
     """Fill or check all pages."""
     check = "--check" in sys.argv
     REPRODUCTIONS.mkdir(exist_ok=True)
-    stale = [page for page, text in wanted().items() if not page.exists() or page.read_text(encoding="utf-8") != text]
-    if check:
-        stale += [p for p in wanted() if p.parent == REPRODUCTIONS and p.stem != "README" and not _picture(p).exists()]
-    for page in stale:
-        print(f"{'stale' if check else 'written'}: {page.relative_to(ROOT)}")
+    files = {page: text.encode() for page, text in wanted().items()} | pictures()
+    stale = {path: held for path, held in files.items() if not path.exists() or path.read_bytes() != held}
+    for path, held in stale.items():
+        print(f"{'stale' if check else 'written'}: {path.relative_to(ROOT)}")
+        if not check:
+            path.write_bytes(held)
     if stale and check:
         sys.exit("Run python docs/tables.py.")
-    for page, text in wanted().items():
-        page.write_text(text, encoding="utf-8")
-        if page.parent == REPRODUCTIONS and page.stem != "README":
-            draw(page)
-
-
-def _picture(page: Path) -> Path:
-    return page.with_suffix(".svg")
 
 
 if __name__ == "__main__":

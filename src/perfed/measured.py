@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from perfed import hyperparameters, standing
@@ -46,6 +47,11 @@ def facts(recipe: Recipe, budget: Budget, runs: Runs, configs: Mapping[str, dict
     }
 
 
+def results_file(recipe: str, budget: str, results: Path) -> Path:
+    """Where the facts are kept: one file per recipe and budget."""
+    return results / f"{recipe}{'' if budget == 'full' else f'.{budget}'}.json"
+
+
 def _head(recipe: Recipe, budget: str) -> dict[str, Any]:
     return {
         "recipe": recipe.name,
@@ -85,6 +91,7 @@ def _row(recipe: Recipe, label: str, runs: Runs, budget: Budget) -> dict[str, An
     for column in recipe.columns:
         values = [ran.values.get(column.key) for ran in mine.get(column.setting, ())]
         cells[column.key] = _compare(entry, column, values)
+    faults = {setting or "run": [ran.faults for ran in some] for setting, some in mine.items()}
     return {
         "method": entry.method,
         **trained(recipe, budget, Cell(next(iter(mine)), label)),
@@ -95,6 +102,7 @@ def _row(recipe: Recipe, label: str, runs: Runs, budget: Budget) -> dict[str, An
             for setting, some in mine.items()
         },
         "state_sha256": {setting or "run": [ran.state_sha256 for ran in some] for setting, some in mine.items()},
+        **({"faults": faults} if any(map(any, faults.values())) else {}),
     }
 
 
@@ -165,7 +173,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         if done and key not in done:  # a column without figures says nothing, unless it is all there is
             continue
         shown = {label: row["cells"][key] for label, row in rows.items() if row["cells"].get(key)}
-        uneven = len({len(cell["values"]) for cell in shown.values() if "measured" in cell}) > 1
+        uneven = len({_count(cell) for cell in shown.values() if "measured" in cell}) > 1
         if not any("published" in cell for cell in shown.values()):
             lines += [_heading(key), "", *_ranking(shown, found["own"], uneven), ""]
             continue
@@ -203,6 +211,11 @@ def figures(cell: Mapping[str, Any], uneven: bool = False) -> tuple[str, str, st
         for kind, spread in (("published", "published_spread"), ("measured", "spread"))
     )
     if uneven and "measured" in cell:
-        count = len(cell["values"])
+        count = _count(cell)
         measured += f" ({count} seed{'s' if count > 1 else ''})"
     return published, measured, f"{cell['difference']:+z.2f}" if "difference" in cell else "–"
+
+
+def _count(cell: Mapping[str, Any]) -> int:
+    """Of how many runs a mean is."""
+    return sum(value is not None for value in cell["values"])

@@ -1,4 +1,4 @@
-"""What a finished run says in the columns of a recipe: read from the run, or from a results file."""
+"""What a finished run says in the columns of a recipe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfed import rundir
-from perfed.errors import StoreError
 from perfed.recipes import Budget, Cell, Recipe
 from perfed.recipes.budget import shared
 from perfed.recipes.column import CLIENT, SETTLED, TOOK_PART, Column
@@ -18,7 +17,6 @@ POINT = 0.01
 COSTS = ("bytes_up", "bytes_down", "flops", "adapt_flops", "param_batches")
 AND = " and "
 """Between the versions of a package, if runs were made with several."""
-OTHER = "Versions, processor or data differ there: leave out --join, or run it on that machine."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +31,8 @@ class Ran:
     state_sha256: str
     partition_sha256: str
     made_with: Mapping[str, str]
+    faults: int = 0
+    """updates that were refused"""
 
     @classmethod
     def of(cls, result: Result, recipe: Recipe, budget: Budget, setting: str) -> Ran:
@@ -47,62 +47,12 @@ class Ran:
             state_sha256=result.state_sha256,
             partition_sha256=result.partition_sha256,
             made_with=result.made_with,
+            faults=len(result.faults),
         )
 
 
 Runs = dict[Cell, list[Ran]]
 """The finished runs of every cell, one per seed."""
-
-
-def kept(found: Mapping[str, Any], source: object) -> Runs:
-    """The runs that a results file tells of. A cost is its mean over the seeds, as that is what the file has."""
-    try:
-        return {
-            Cell("" if word == "run" else word, label): [
-                _told(found, label, word, number) for number in range(len(seeds))
-            ]
-            for label, row in found["rows"].items()
-            for word, seeds in row["seeds"].items()
-        }
-    except (AttributeError, IndexError, KeyError, TypeError):
-        raise StoreError(f"{source} is not a whole results file.", "Make it again with 'perfed reproduce'.") from None
-
-
-def _told(found: Mapping[str, Any], label: str, word: str, number: int) -> Ran:
-    """The run with the n-th seed of a row."""
-    row, cell = found["rows"][label], Cell("" if word == "run" else word, label)
-    seed = row["seeds"][word][number]
-    here = {key: values for key, one in row["cells"].items()
-            if Column(key).setting == cell.setting and (values := one.get("values"))}  # fmt: skip
-    return Ran(
-        seed=seed,
-        values={key: values[number] for key, values in here.items() if values[number] is not None},
-        cost=row["cost"][word],
-        seconds=found["timing"][cell.name][number],
-        state_sha256=row["state_sha256"][word][number],
-        partition_sha256=found["settings"][cell.setting]["partition_sha256"][str(seed)],
-        made_with=found["versions"],
-    )
-
-
-def joined(here: Runs, there: Runs, source: object) -> Runs:
-    """Both, in order of the seeds. A run that is in both must have ended in the same state."""
-    runs = {cell: {ran.seed: ran for ran in some} for cell, some in here.items()}
-    divided = {(cell.setting, ran.seed): ran.partition_sha256 for cell, some in here.items() for ran in some}
-    for cell, some in there.items():
-        for ran in some:
-            if divided.setdefault((cell.setting, ran.seed), ran.partition_sha256) != ran.partition_sha256:
-                raise StoreError(
-                    f"{source} has {cell.name} with seed {ran.seed} on another division of the data.", OTHER
-                )
-            own = runs.setdefault(cell, {}).setdefault(ran.seed, ran)
-            if own.state_sha256 != ran.state_sha256:
-                raise StoreError(
-                    f"{cell.name} with seed {ran.seed} ended in another state than in {source}:"
-                    f" {own.state_sha256[:12]}, not {ran.state_sha256[:12]}.",
-                    OTHER,
-                )
-    return {cell: [some[seed] for seed in sorted(some)] for cell, some in runs.items()}
 
 
 def read(result: Result, column: Column, share: float = 1.0) -> float | None:

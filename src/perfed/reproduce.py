@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,13 @@ from perfed.comparison import same_run
 from perfed.config import Config
 from perfed.errors import ConfigError, StoreError
 from perfed.grid import Job, Look
-from perfed.ran import Ran, Runs, joined, kept
+from perfed.joining import joined, joined_rates, told
+from perfed.ran import Ran, Runs
 from perfed.recipes import Budget, Cell, Recipe
 from perfed.result import Result
 from perfed.weigh import weigh
 
 ANOTHER = "Delete that run, or give another --runs."
-LEAVE_OUT = "Leave it out of --join."
-PROTOCOL = ("method", "hyper", "defaults", "run")
-"""What a row tells of the way its method was run."""
 Keep = Callable[[dict[str, Any]], object]
 """Told the facts whenever a run has ended."""
 
@@ -40,8 +37,8 @@ class Plan:
     side_by_side: bool = True
     only: tuple[str, ...] = ()
     within: tuple[str, ...] = ()
-    others: tuple[Path, ...] = ()
-    """results files of other machines, whose runs are not made again"""
+    others: Runs = field(default_factory=dict)
+    """runs that results files tell of"""
     look: Look | None = None
 
     @property
@@ -74,8 +71,7 @@ class Plan:
             place = self.place(cell, 0).parent
             seeds = sorted(int(p.name) for p in place.iterdir() if p.name.isdigit()) if place.is_dir() else []
             found[cell] = [self._kept(cell, seed) for seed in seeds if rundir.is_finished(place / str(seed))]
-        for source in self.others:
-            found = joined(found, self.told(source), source)
+        found = joined(found, self.others, "--join")
         return {cell: some for cell, some in found.items() if some}
 
     def _kept(self, cell: Cell, seed: int) -> Ran:
@@ -84,38 +80,48 @@ class Plan:
         same_run(result.config, self.config(cell, seed), place, ANOTHER)
         return Ran.of(result, self.recipe, self.budget, cell.setting)
 
-    def told(self, source: Path) -> Runs:
-        """The runs that a results file tells of, if they are of this recipe as it is now."""
-        found = rundir.read_json(source)
-        for key, wanted in (("recipe", self.recipe.name), ("budget", self.budget)):
-            if found.get(key) != wanted:
-                raise StoreError(f"{source} has {key} = {found.get(key)!r}, not {wanted!r}.", LEAVE_OUT)
-        runs = kept(found, source)
-        if unknown := [cell.name for cell in runs if cell not in self.recipe.cells]:
-            raise StoreError(f"{source} has {unknown[0]}, which the recipe has not.", LEAVE_OUT)
-        now = self._facts(runs)
-        pairs = [("settings", found["settings"], now["settings"])]
-        pairs += [(f"{label}, {key}", row.get(key), now["rows"][label].get(key))
-                  for label, row in found["rows"].items() for key in PROTOCOL]  # fmt: skip
-        for what, then, wanted in pairs:
-            if then != json.loads(json.dumps(wanted)):
-                raise StoreError(f"{source} has runs of another recipe ({what}): {then}, not {wanted}.", LEAVE_OUT)
-        return runs
-
-    def facts(self) -> dict[str, Any]:
-        """What the results file holds by now."""
-        return self._facts(self.finished())
-
-    def _facts(self, runs: Runs) -> dict[str, Any]:
-        configs = {
-            cell.setting: {
-                key: value
-                for key, value in self.config(cell, 0).identity().items()
-                if key not in ("method", "seed") and key not in self.recipe.entries[cell.label].run
-            }
-            for cell in reversed(list(runs))
-        }
+    def facts(self, runs: Runs | None = None) -> dict[str, Any]:
+        """What the results file holds by now, or would hold of these runs."""
+        runs = self.finished() if runs is None else runs
+        first = {cell.setting: cell for cell in reversed(list(runs))}
+        configs = {setting: self._config_of_all(cell) for setting, cell in first.items()}
         return measured.facts(self.recipe, self.budget, runs, configs)
+
+    def _config_of_all(self, cell: Cell) -> dict[str, Any]:
+        """What all methods of a cell's setting are run with, apart from words that single ones change."""
+        entries = self.recipe.entries
+        plain = replace(self.recipe, entries=entries | {cell.label: replace(entries[cell.label], run={})})
+        words = replace(self, recipe=plain).config(cell, 0).identity()
+        return {key: value for key, value in words.items() if key not in ("method", "seed")}
+
+    def join(self, sources: Iterable[Path]) -> Plan:
+        """The plan with the runs of results files, which are not made again."""
+        others, files = self.others, list(sources)
+        if self.recipe.dry and files:
+            raise _counted(self.recipe, "join")
+        for source in files:
+            others = joined(others, told(self, source), source)
+        plan = replace(self, others=others)
+        plan.finished()  # refuses what does not belong together before anything is computed
+        return plan
+
+    def keep_all(self, seeds: Iterable[int], place: Path) -> None:
+        """Refuse to replace a results file by one that lacks some of its runs."""
+        try:
+            before = told(self, place) if place.exists() else {}
+        except StoreError:  # of another recipe, or damaged: to be replaced
+            return
+        kept = {(cell, ran.seed) for cell, some in self.finished().items() for ran in some}
+        kept |= {(cell, seed) for cell in self.cells for seed in seeds}
+        lost = [
+            f"{cell.name}, seed {r.seed}" for cell, some in before.items() for r in some if (cell, r.seed) not in kept
+        ]
+        if lost:
+            which = f"a run ({lost[0]})" if len(lost) == 1 else f"{len(lost)} runs (first of all {lost[0]})"
+            raise StoreError(
+                f"{place} tells of {which} that would be gone: not in {self.out}.",
+                f"Keep what it tells with --join {place}, or give another --results.",
+            )
 
 
 def reproduce(
@@ -139,15 +145,19 @@ def reproduce(
 
 def _all_or_nothing(plan: Plan) -> None:
     """A table that is counted is counted as a whole."""
-    for option, names in (("only", plan.only), ("settings", plan.within), ("join", plan.others)):
+    for option, names in (("only", plan.only), ("settings", plan.within)):
         if names:
-            cure = f"Leave --{option} out: counting takes no time."
-            raise ConfigError(f"The recipe {plan.recipe.name} is counted as a whole, not run.", cure)
+            raise _counted(plan.recipe, option)
+
+
+def _counted(recipe: Recipe, option: str) -> ConfigError:
+    cure = f"Leave --{option} out: counting takes no time."
+    return ConfigError(f"The recipe {recipe.name} is counted as a whole, not run.", cure)
 
 
 def _run(plan: Plan, wanted: Sequence[tuple[Cell, int]], keep: Keep | None) -> None:
-    done = {(cell, ran.seed) for source in plan.others for cell, some in plan.told(source).items() for ran in some}
-    jobs = [plan.job(cell, seed) for cell, seed in wanted if (cell, seed) not in done]
+    elsewhere = {(cell, ran.seed) for cell, some in plan.others.items() for ran in some}
+    jobs = [plan.job(cell, seed) for cell, seed in wanted if (cell, seed) not in elsewhere]
     if plan.budget != "smoke" and len(jobs) > 1:
         weigh(jobs)
     ended = 0
@@ -245,12 +255,19 @@ def counted(recipe: Recipe) -> dict[str, dict[str, float]]:
     return found
 
 
+def rates_in(place: Path) -> dict[str, Any] | None:
+    """How learning rates were chosen, if a results file tells it."""
+    try:
+        return rundir.read_json(place).get("tuning") if place.exists() else None
+    except StoreError:  # damaged: to be replaced
+        return None
+
+
 def write(found: dict[str, Any], results: Path) -> Path:
-    """Keep the facts under results/, one file per recipe and budget; how rates were chosen stays there."""
-    suffix = "" if found["budget"] == "full" else f".{found['budget']}"
+    """Keep the facts; how learning rates were chosen before stays with them."""
+    place = measured.results_file(found["recipe"], found["budget"], results)
     results.mkdir(parents=True, exist_ok=True)
-    place = results / f"{found['recipe']}{suffix}.json"
-    if "tuning" not in found and place.exists() and "tuning" in (before := rundir.read_json(place)):
-        found = found | {"tuning": before["tuning"]}
+    if before := rates_in(place):
+        found = found | {"tuning": joined_rates(before, found.get("tuning", before))}
     rundir.write_json(place, found)
     return place

@@ -13,14 +13,17 @@ Rows = Mapping[str, Mapping[str, Any]]
 
 
 def rank(rows: Rows, columns: Sequence[Column]) -> None:
-    """Give every measured figure its place, and the published one beside it its place among the same rows."""
+    """Give every measured figure its place, and the published one beside it its place among those of measured rows.
+
+    A place is given where there are two figures or more.
+    """
     for column in columns:
         done = [cell for cell in _cells(rows, column.key) if "measured" in cell]
         for kind in ("published", "measured"):
             held = [cell for cell in done if kind in cell]
             sign = -1 if column.falls else 1
-            for cell in held:
-                cell[f"rank_{kind}"] = 1 + sum(sign * other[kind] > sign * cell[kind] for other in held)
+            for cell in held if len(held) > 1 else ():
+                cell[f"rank_{kind}"] = 1 + sum(sign * _ahead(other, cell, kind) > 0 for other in held)
 
 
 def close(rows: Rows, within: float) -> list[int]:
@@ -38,7 +41,7 @@ def in_order(found: Mapping[str, Any]) -> tuple[int, int]:
     for key in keys(found["rows"]):
         both = [cell for cell in _cells(found["rows"], key) if "difference" in cell]
         for a, b in combinations(both, 2):
-            said, seen = (a[kind] - b[kind] for kind in ("published", "measured"))
+            said, seen = (_ahead(a, b, kind) for kind in ("published", "measured"))
             of += said != 0
             same += said * seen > 0
     return same, of
@@ -56,7 +59,9 @@ def first_of_all(found: Mapping[str, Any]) -> tuple[int, int]:
     best = []
     for key in keys(found["rows"]):
         cells = {label: row["cells"].get(key, {}) for label, row in found["rows"].items()}
-        own = [cell["rank_measured"] for label, cell in cells.items() if label in found["own"] and "measured" in cell]
+        own = [
+            cell["rank_measured"] for label, cell in cells.items() if label in found["own"] and "rank_measured" in cell
+        ]
         said = key in printed or (bool(printed) and Column(key).setting not in settings)
         several = sum("measured" in cell for cell in cells.values()) > 1
         if own and said and several and Column(key).setting not in open_settings:
@@ -67,6 +72,11 @@ def first_of_all(found: Mapping[str, Any]) -> tuple[int, int]:
 def keys(rows: Rows) -> list[str]:
     """Every column, in order."""
     return list(dict.fromkeys(key for row in rows.values() for key in row["cells"]))
+
+
+def _ahead(a: Mapping[str, Any], b: Mapping[str, Any], kind: str) -> float:
+    """By how much one figure is above another; nothing, if only their rounding differs."""
+    return round(float(a[kind] - b[kind]), 9)
 
 
 def _cells(rows: Rows, key: str) -> list[dict[str, Any]]:

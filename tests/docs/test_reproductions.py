@@ -50,7 +50,7 @@ def test_results_are_of_the_recipe_as_it_is(name: str, tmp_path: Path) -> None:
         path = ROOT / "results" / f"{name}{'' if budget == 'full' else '.quick'}.json"
         if recipe.dry or not path.exists():
             continue
-        again = Plan(recipe=recipe, budget=budget, out=tmp_path, others=(path,)).facts()
+        again = Plan(recipe=recipe, budget=budget, out=tmp_path).join([path]).facts()
         held = json.loads(path.read_text(encoding="utf-8"))
         held.pop("tuning", None)
         assert json.loads(json.dumps(again)) == held

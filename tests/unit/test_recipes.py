@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from perfed import recipes
-from perfed.errors import ConfigError, DataError, UnknownNameError
+from perfed.errors import ConfigError, UnknownNameError
 from perfed.measured import markdown
 from perfed.recipes import Cell
 from perfed.recipes.budget import BUDGETS
@@ -149,9 +149,9 @@ def test_settings_columns_and_budgets() -> None:
     assert (small["clients"], small["split"]) == (4, "classes:5:some")
     assert recipe.run_words("smoke", recipe.cells[0], own_data=True)["split"] == "classes:7:some"
     assert [c.label for c in recipe.chosen("full", ["b"], [])] == ["b"]
-    with pytest.raises(DataError, match="no method 'c'"):
+    with pytest.raises(UnknownNameError, match="no method in the recipe mine named 'c'"):
         recipe.chosen("full", ["c"], [])
-    with pytest.raises(DataError, match="no setting 'y'"):
+    with pytest.raises(UnknownNameError, match="no setting in the recipe mine named 'y'"):
         recipe.chosen("full", [], ["y"])
 
 
@@ -174,6 +174,7 @@ def test_a_share_of_the_rounds_has_its_readings_and_schedules_at_the_same_share(
         ('"x/new@4"', '"y/new@4"'),
         ("methods.b =", "methods.z ="),
         ("= 5", '= "five"'),
+        ("settings.x", "settings.base"),
     ],
 )
 def test_a_wrong_recipe_is_refused(old: str, new: str) -> None:

@@ -22,6 +22,7 @@ from perfed import grid, ran, recipes, rundir
 from perfed.cli import app
 from perfed.errors import ConfigError, StoreError
 from perfed.grid import Job, time_left
+from perfed.joining import joined_rates
 from perfed.recipes import Cell
 from perfed.recipes.column import Column
 from perfed.report.reproduction import page_text
@@ -81,7 +82,7 @@ def test_facts_have_means_ranks_hashes_and_all_that_was_run(plan: Plan, monkeypa
     found = reproduce(replace(plan, only=("local",)), range(2), keep=kept.append)
     assert [len(facts["rows"]) for facts in kept] == [1, 1, 1, 1]
     assert found["missing"] == ["fedper", "iid/fedper"]
-    assert found["rows"]["local"]["cells"]["local.mean"]["rank_published"] == 1, "among what is measured"
+    assert "rank_published" not in found["rows"]["local"]["cells"]["local.mean"], "no place where there is but one"
     assert first_of_all(found) == (0, 0), "not while methods are missing"
     cell = found["rows"]["local"]["cells"]["local.mean"]
     assert len(cell["values"]) == 2
@@ -100,8 +101,8 @@ def test_facts_have_means_ranks_hashes_and_all_that_was_run(plan: Plan, monkeypa
     assert sorted(ranks) == [1, 2]
     assert first_of_all(whole)[1] == 3
     page = page_text(plan.recipe, whole)
-    assert "Budget full, 1 seed, 3 for the best; accuracy" in page
-    assert "perfed reproduce mine --budget full --seeds 1 --top 1 --top-seeds 3" in page
+    assert "Budget full, 1 to 3 seeds; accuracy" in page
+    assert "`perfed reproduce mine --budget full --seeds 1`, up to 3 seeds for some methods (`--top`)" in page
     assert "| local | 90.00 ± 1.50 |" in page
     assert " (3 seeds) |" in page
 
@@ -123,13 +124,13 @@ def test_runs_of_several_machines_are_joined(plan: Plan, tmp_path: Path, monkeyp
         write(reproduce(replace(plan, out=tmp_path / name, **some), range(seeds)), tmp_path / f"results-{name}")
         for name, (some, seeds) in parts.items()
     )
-    last = replace(plan, out=tmp_path / "c", others=files[::-1])
+    last = replace(plan, out=tmp_path / "c").join(files[::-1])
     joined = write(reproduce(last, range(2)), tmp_path / "results-c")
     assert without_timing(joined) == without_timing(whole)
     assert not list(last.out.rglob("@iid/local")), "not run again"
     assert (last.place(Cell("iid", "fedper"), 1)).is_dir()
     monkeypatch.setattr(grid, "finish", lambda *_: pytest.fail("nothing is left to run"))
-    alone = replace(plan, out=tmp_path / "d", others=(joined,))
+    alone = replace(plan, out=tmp_path / "d").join([joined])
     assert (
         write(reproduce(alone, range(2), top=1, top_seeds=range(2)), tmp_path / "d").read_bytes() == joined.read_bytes()
     )
@@ -141,25 +142,103 @@ def test_results_that_do_not_belong_together_are_not_joined(plan: Plan, tmp_path
     held = write(found, tmp_path / "results")
     state, division = found["rows"]["local"]["state_sha256"]["run"][0], found["partition_sha256"][0]
     wrong = {
-        "of another recipe": ('"lr": 0.1', '"lr": 0.2'),
-        "another recipe .settings": ('"rounds": 3', '"rounds": 4'),
+        "has methods local hyper lr = 0.2, not 0.1 as": ('"lr": 0.1', '"lr": 0.2'),
+        "config rounds = 4, not 3 as": ('"rounds": 3', '"rounds": 4'),
         "has recipe = 'yours', not 'mine'": ('"mine"', '"yours"'),
-        "has budget": ('"full"', '"quick"'),
+        "Give --budget quick": ('"full"', '"quick"'),
+        "has no column local.mean@2": ('"local.mean@2"', '"local.mean@1"'),
         "has locally, which the recipe has not": ('local"', 'locally"'),
         "ended in another state": (state, "0" * 64),
         "another division": (division, "0" * 64),
         "not a whole results file": ('"seeds": {', '"tries": {'),
         "cannot be read": ("{", "["),
+        "is not a results file. Give a results file": ('"rows"', '"lines"'),
     }
     for message, (old, new) in wrong.items():
         other = tmp_path / "other.json"
         other.write_text(held.read_text().replace(old, new))
         with pytest.raises(StoreError, match=message):
-            reproduce(replace(plan, others=(other,)))
+            plan.join([other])
     assert not list(plan.out.rglob("fedper"))
-    dry = Plan(recipe=recipes.load("scheduling-table4"), budget="full", out=tmp_path, others=(held,))
     with pytest.raises(ConfigError, match="counted as a whole"):
-        reproduce(dry)
+        Plan(recipe=recipes.load("scheduling-table4"), budget="full", out=tmp_path).join([held])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda facts: facts["rows"]["local"]["seeds"].update(run=["0"]),
+        lambda facts: facts["rows"]["local"].update(seeds={}),
+        lambda facts: facts["rows"]["local"]["seeds"].update(run=[], iid=[]),
+        lambda facts: facts["rows"]["local"]["seeds"].update(run=[0, 1]),
+        lambda facts: facts["rows"]["local"]["cells"]["local.mean"].update(values=["good"]),
+        lambda facts: facts["rows"]["local"].update(cost={"run": 3}),
+        lambda facts: facts.update(versions=None),
+        lambda facts: facts.update(timing={}),
+        lambda facts: facts.update(rows={}),
+        lambda facts: facts.update(rows=[1]),
+    ],
+)
+def test_odd_results_files_are_refused_in_words(plan: Plan, tmp_path: Path, change: Any, whole: dict[str, Any]) -> None:
+    facts = json.loads(json.dumps(whole))
+    change(facts)
+    (tmp_path / "odd.json").write_text(json.dumps(facts))
+    with pytest.raises(StoreError, match="Give a results file"):
+        plan.join([tmp_path / "odd.json"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a whole results file holds."""
+    plan = Plan(recipe=recipes.parse("mine", RECIPE), budget="full", out=tmp_path_factory.mktemp("runs"))
+    return reproduce(replace(plan, only=("local",)))
+
+
+def test_a_results_file_is_not_replaced_by_one_with_less(plan: Plan, tmp_path: Path, whole: dict[str, Any]) -> None:
+    held = write(whole, tmp_path)
+    fedper = replace(plan, only=("fedper",))
+    with pytest.raises(StoreError, match=r"2 runs \(first of all local, seed 0\).*Keep what it tells with --join"):
+        fedper.keep_all(range(1), held)
+    fedper.join([held]).keep_all(range(1), held)
+    plan.keep_all(range(1), held)  # all of it is run again
+    with pytest.raises(StoreError, match="2 runs"):
+        plan.keep_all(range(1, 2), held)
+    held.write_text("{")
+    fedper.keep_all(range(1), held)  # nothing to keep
+    plan.keep_all(range(1), tmp_path / "none.json")
+
+
+def test_refused_updates_are_told(
+    plan: Plan, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of runs and of what results files tell of them; nothing is said where none was refused."""
+    assert "refused" not in page_text(plan.recipe, whole)
+    loaded = perfed.Result.load
+    monkeypatch.setattr(perfed.Result, "load", lambda place: replace(loaded(place), faults=[{}] * 3))
+    held = write(reproduce(replace(plan, only=("local",))), tmp_path)
+    facts = replace(plan, out=tmp_path / "elsewhere").join([held]).facts()
+    assert facts["rows"]["local"]["faults"] == {"run": [3], "iid": [3]}
+    assert "not finite or not as declared: 6 of local." in page_text(plan.recipe, facts)
+
+
+def test_words_of_single_methods_are_not_those_of_all(plan: Plan, tmp_path: Path) -> None:
+    """A part that only has methods with a network of their own still tells the common one, and is held to it."""
+    text = RECIPE.replace("[methods.local]", '[methods.local]\nrun = { net = { name = "mlp", hidden = [4] } }')
+    part = replace(plan, recipe=recipes.parse("mine", text), only=("local",), within=("iid",))
+    held = write(reproduce(part), tmp_path)
+    config = json.loads(held.read_text())["settings"]["iid"]["config"]
+    assert config["net"]["hidden"] == [8]
+    with pytest.raises(StoreError, match="settings iid config net hidden"):
+        replace(plan, recipe=recipes.parse("mine", text.replace("[8]", "[9]"))).join([held])
+
+
+def test_choices_of_learning_rates_are_kept_together() -> None:
+    def tuning(rounds: int, **chosen: float) -> dict[str, Any]:
+        scores = {label: {f"{lr:g}": 50.0} for label, lr in chosen.items()}
+        return {"setting": "", "rounds": rounds, "val_fraction": 0.1, "seed": 0, "scores": scores, "chosen": chosen}
+
+    assert joined_rates(tuning(5, a=0.1, b=0.1), tuning(5, b=0.3)) == tuning(5, a=0.1, b=0.3)
+    assert joined_rates(tuning(4, a=0.1), tuning(5, b=0.3)) == tuning(5, b=0.3), "tried otherwise"
 
 
 def test_settings_and_single_methods_are_shown_with_what_they_change(plan: Plan) -> None:
@@ -181,6 +260,11 @@ def test_how_figures_stand_to_those_of_the_paper() -> None:
     assert [rows[label]["cells"]["s/x"].get("rank_published") for label in rows] == [1, 2, 3, 3, None]
     assert [rows[label]["cells"]["s/x"].get("rank_measured") for label in rows] == [2, 1, 3, 4, None]
     assert close(rows, 0.5) == [2, 4]
+    level = {
+        name: {"cells": {"x": {"measured": value}}} for name, value in (("a", 86.41000000000001), ("b", 86.41 - 2e-14))
+    }
+    rank(level, [Column("x")])
+    assert [row["cells"]["x"]["rank_measured"] for row in level.values()] == [1, 1], "rounding is no lead"
     assert in_order({"rows": rows}) == (4, 5)  # a and b are turned round, c and d are level in the paper
     assert first_of_all({"rows": rows, "own": ["b"], "missing": []}) == (1, 1)
     assert first_of_all({"rows": rows, "own": ["a"], "missing": ["t/e"]}) == (0, 1)
@@ -301,11 +385,18 @@ def test_the_command_prints_the_table_and_keeps_the_choice(tmp_path: Path, monke
     assert joined.exit_code == 0, joined.output
     assert "rank published" in " ".join(joined.stdout.split())
     assert not list(tmp_path.glob("elsewhere/**/config.toml")), "all is done"
+    refused = call("reproduce", "mine.toml", "--budget", "full", "--only", "local", "--runs", "elsewhere")
+    assert "Keep what it tells with --join results/mine.json" in " ".join(refused.stderr.split())
     listed = call("recipes").stdout
     assert "scheduling-table4" in listed
     assert call("reproduce", "mine.toml", "--budget", "some").exit_code == 2
+    assert "`perfed recipes` lists them" in " ".join(call("reproduce", "cd2-table9").stderr.split())
+    missed = call("reproduce", "leaderboard", "--only", "fedem-3lr", "--settings", "cifar10")
+    assert "It is in mnist" in " ".join(missed.stderr.split())
+    (tmp_path / "folder.toml").mkdir()
+    assert "Give a TOML file" in " ".join(call("reproduce", "folder.toml").stderr.split())
     assert "There is no file other.toml" in call("reproduce", "other.toml").stderr
-    assert "It has base, iid" in " ".join(call("reproduce", "mine.toml", "--settings", "some").stderr.split())
+    assert "Known: base, iid" in " ".join(call("reproduce", "mine.toml", "--settings", "some").stderr.split())
     assert "Leave --only out" in " ".join(call("reproduce", "scheduling-table4", "--only", "anti").stderr.split())
 
 

@@ -61,6 +61,7 @@ def reproduce(
     from perfed import recipes as kept
     from perfed import reproduce as reproducing
     from perfed.cli.gridwatch import GridWatch
+    from perfed.joining import joined_rates
     from perfed.recipes.budget import BUDGETS
 
     if budget not in BUDGETS:
@@ -75,11 +76,15 @@ def reproduce(
         side_by_side=not in_turn and budget != "smoke",  # a process takes longer to start than a smoke run
         only=_names(only),
         within=tuple("" if name == "base" else name for name in _names(settings)),
-        others=tuple(join or ()),
     )
     with GridWatch(f"perfed reproduce {name} --budget {budget}", 1 if in_turn else cores) as watch:
         plan = replace(plan, look=watch)
-        plan, extra = _tuned(plan, results) if tune else (plan, {})
+        plan, extra = _tuned(plan) if tune else (plan, {})
+        plan = plan.join(join or ())
+        for rates in filter(None, map(reproducing.rates_in, join or ())):
+            extra = {"tuning": joined_rates(rates, extra.get("tuning", rates))}
+        if budget != "smoke":
+            plan.keep_all(range(seeds), measured.results_file(recipe.name, budget, results))
         found = reproducing.reproduce(
             plan,
             range(seeds),
@@ -103,7 +108,7 @@ def reproduce(
     )
 
 
-def _tuned(plan: Plan, results: Path) -> tuple[Plan, dict[str, Any]]:
+def _tuned(plan: Plan) -> tuple[Plan, dict[str, Any]]:
     """The plan with the rates that validation data chose, and what to keep of the choice."""
     from perfed import reproduce as reproducing
 
@@ -111,7 +116,7 @@ def _tuned(plan: Plan, results: Path) -> tuple[Plan, dict[str, Any]]:
     typer.echo("Chosen on validation data; for the recipe:\n\n[tuned]", err=True)
     for label, lr in found["chosen"].items():
         typer.echo(f'"{label}" = {lr:g}', err=True)
-    return replace(plan, recipe=replace(plan.recipe, tuned=found["chosen"])), {"tuning": found}
+    return replace(plan, recipe=replace(plan.recipe, tuned=plan.recipe.tuned | found["chosen"])), {"tuning": found}
 
 
 def _names(text: str) -> tuple[str, ...]:

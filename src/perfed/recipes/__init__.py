@@ -13,14 +13,14 @@ recipe's `metric`, without a round to the end. Its value is a number, or [number
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from perfed.errors import ConfigError, DataError, unknown
+from perfed import config as configuration
+from perfed.errors import ConfigError, UnknownNameError, unknown
 from perfed.recipes.budget import SMOKE_METHOD, Budget, quick_method, quick_words, smoke_words
 from perfed.recipes.column import Column
 from perfed.recipes.reading import Reading
@@ -138,11 +138,16 @@ class Recipe:
         """The cells to run. The smoke budget runs every method and every setting, but not all combinations."""
         for kind, wanted, known in (("method", only, self.entries), ("setting", within, self.settings)):
             if missing := [name for name in wanted if name not in known]:
-                has = ", ".join(name or "base" for name in known)
-                raise DataError(f"The recipe {self.name} has no {kind} {missing[0]!r}.", f"It has {has}.")
+                raise unknown(f"{kind} in the recipe {self.name} named", missing[0], [name or "base" for name in known])
         cells = [
             cell for cell in self.cells if (not only or cell.label in only) and (not within or cell.setting in within)
         ]
+        if not cells:
+            there = [cell.setting or "base" for cell in self.cells if cell.label in only]
+            raise ConfigError(
+                f"{', '.join(only)} is not run in {', '.join(name or 'base' for name in within)}.",
+                f"It is in {', '.join(dict.fromkeys(there))}.",
+            )
         return _sample(cells) if budget == "smoke" else cells
 
     def run_words(self, budget: Budget, cell: Cell, own_data: bool = False) -> dict[str, Any]:
@@ -191,9 +196,11 @@ def load(name: str) -> Recipe:
             raise ConfigError(
                 f"There is no file {name}.", "Name a recipe file of yours, or a recipe of `perfed recipes`."
             )
-        return parse(path.stem, path.read_text(encoding="utf-8"))
+        return _made(path.stem, configuration.read(path))
     if name not in names():
-        raise unknown("recipe", name, names())
+        error = unknown("recipe", name, names())
+        cure = error.cure.partition("Known:")[0]
+        raise UnknownNameError(error.cause, f"{cure}`perfed recipes` lists them all.")
     return parse(name, files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
 
 
@@ -209,11 +216,17 @@ def of_paper(method: str) -> dict[str, tuple[str, dict[str, Any]]]:
 
 def parse(name: str, text: str) -> Recipe:
     """A recipe from the text of its file."""
+    return _made(name, configuration.parse(text, f"The recipe {name}"))
+
+
+def _made(name: str, table: dict[str, Any]) -> Recipe:
     try:
-        return _recipe(name, tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        return _recipe(name, table)
+    except KeyError as error:
+        raise ConfigError(f"The recipe {name} lacks {error}.", "Compare it with one of perfed's own.") from None
+    except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"The recipe {name} cannot be read: {error!r}.", "Compare it with one of perfed's own."
+            f"The recipe {name} cannot be read: {error}.", "Compare it with one of perfed's own."
         ) from None
 
 
@@ -279,6 +292,8 @@ def _check(recipe: Recipe) -> None:
     named |= {setting: "settings" for entry in recipe.entries.values() for setting in entry.settings or ()}
     if strange := [name for name in named if name not in recipe.settings]:
         raise unknown(f"setting of the recipe {recipe.name}", strange[0], recipe.settings)
+    if taken := [name for name in recipe.settings if name in ("base", "run")]:
+        raise ConfigError(f"A setting of the recipe {recipe.name} is named {taken[0]!r}.", "Give it another name.")
     labels = [label for setting in (*recipe.settings.values(), recipe.smoke) for label in setting.methods]
     for label in [*recipe.own, *recipe.tuned, *labels]:
         if label not in recipe.entries:

@@ -9,7 +9,7 @@ from typing import Any
 
 from perfed import rundir
 from perfed.hyperparameters import NONE
-from perfed.measured import markdown
+from perfed.measured import markdown, results_file
 from perfed.recipes import Recipe
 from perfed.recipes.budget import shared
 from perfed.report.tables import duration
@@ -35,7 +35,7 @@ def page_text(recipe: Recipe, found: Mapping[str, Any]) -> str:
     """The page: figures, plot, protocol, reading, origin."""
     parts = [
         f"# {recipe.title}",
-        f"{recipe.paper[0].upper()}{recipe.paper[1:]}, {recipe.table}. {_state(recipe, found)}",
+        f"{recipe.paper}, {recipe.table}. {_state(recipe, found)}",
         markdown(found).strip(),
         f"![{'published and ' if found['within_2_points'][1] else ''}measured figures as a plot]({recipe.name}.svg)",
         _summary(recipe, found),
@@ -53,9 +53,14 @@ def _state(recipe: Recipe, found: Mapping[str, Any]) -> str:
     if recipe.dry:
         return "Counted, not run. In units of 10^9."
     said = f"Budget {found['budget']}{budget_note(recipe, found)}, {seeds_note(found)}; accuracy in per cent."
-    most = max(_counts(found))
-    if most > 1:
-        said += " ± is the sample deviation over seeds; every seed divides the data anew, the same for all methods."
+    cells = [cell for row in found["rows"].values() for cell in row["cells"].values()]
+    if any(cell.get("spread") is not None for cell in cells):
+        said += (
+            " ± beside a measured figure is the sample deviation over seeds; every seed divides the data anew, the same"
+            " for all methods."
+        )
+    if any("published_spread" in cell for cell in cells):
+        said += " ± beside a published figure is the paper's."
     return said
 
 
@@ -68,10 +73,10 @@ def budget_note(recipe: Recipe, found: Mapping[str, Any]) -> str:
 
 
 def seeds_note(found: Mapping[str, Any]) -> str:
-    """How many seeds there are, for all methods or for the best of them."""
+    """How many seeds there are; the figures say which has more where some have."""
     least, most = min(_counts(found), default=1), max(_counts(found), default=1)
     text = f"{least} seed{'s' if least > 1 else ''}"
-    return text if least == most else f"{text}, {most} for the best"
+    return text if least == most else f"{least} to {most} seeds"
 
 
 def _counts(found: Mapping[str, Any]) -> list[int]:
@@ -90,8 +95,12 @@ def _summary(recipe: Recipe, found: Mapping[str, Any]) -> str:
     first, of = first_of_all(found)
     if of:
         lines.append(f"The paper's own method ranks first in {first} of {of} columns that were measured in full.")
+    refused = {label: sum(map(sum, row["faults"].values())) for label, row in found["rows"].items() if "faults" in row}
+    if refused:
+        each = ", ".join(f"{count} of {label}" for label, count in refused.items())
+        lines.append(f"Updates that were refused, as their values were not finite or not as declared: {each}.")
     if found["missing"]:
-        lines.append(f"Not run yet: {_missing(recipe, found)}.")
+        lines.append(f"Not run yet: {_missing(recipe, found)}. Ranks are among what was run.")
     return " ".join(lines)
 
 
@@ -156,9 +165,10 @@ def _tuning(tuning: Mapping[str, Any]) -> str:
 
 def _origin(recipe: Recipe, found: Mapping[str, Any]) -> str:
     budget = found["budget"]
-    suffix = "" if budget == "full" else f".{budget}"
+    counts = _counts(found)
+    more = f", up to {max(counts)} seeds for some methods (`--top`)" if counts and max(counts) > min(counts) else ""
     text = (
-        f"`{command(found)}`; results/{recipe.name}{suffix}.json,"
+        f"`{command(found)}`{more}; {results_file(recipe.name, budget, Path('results'))},"
         f" perfed {found['versions']['perfed']}, torch {found['versions']['torch']}. "
     )
     hashes = {
@@ -173,20 +183,10 @@ def _origin(recipe: Recipe, found: Mapping[str, Any]) -> str:
 
 
 def command(found: Mapping[str, Any]) -> str:
-    """What makes these results."""
-    text = f"perfed reproduce {found['recipe']} --budget {found['budget']}"
+    """What makes these results, apart from seeds that only some of the methods have."""
     counts = _counts(found)
-    if not counts:
-        return text
-    least, most = min(counts), max(counts)
-    text += f" --seeds {least}"
-    if least == most:
-        return text
-    settings = {name for row in found["rows"].values() for name in row["state_sha256"]}
-    best = max(
-        sum(len(row["state_sha256"].get(name, ())) == most for row in found["rows"].values()) for name in settings
-    )
-    return f"{text} --top {best} --top-seeds {most}"
+    text = f"perfed reproduce {found['recipe']} --budget {found['budget']}"
+    return f"{text} --seeds {min(counts)}" if counts else text
 
 
 def compute(found: Mapping[str, Any]) -> dict[tuple[str, float], float]:
@@ -207,8 +207,8 @@ def _toml(value: Any) -> str:
 
 def results_of(results: Path, name: str) -> dict[str, Any] | None:
     """What is measured of a recipe: at full budget, else at quick, else nothing."""
-    for suffix in ("", ".quick"):
-        path = results / f"{name}{suffix}.json"
+    for budget in ("full", "quick"):
+        path = results_file(name, budget, results)
         if path.exists():
             return dict(json.loads(path.read_text(encoding="utf-8")))
     return None

@@ -15,7 +15,8 @@ from perfed.standing import first_of_all, in_order
 LEGEND = (
     "As published: figures within 2 points, or as close as the page says. Pairs in order: of two methods in a column,"
     " the one that is ahead in the paper is ahead here. Own method first: of the columns in which every method was run,"
-    " those with the paper's method in front. `quick` is a share of the rounds, named on the page."
+    " those with the paper's method in front. `quick` is a share of the rounds, named on the page. Where a protocol had"
+    " to depart from the paper's, as in pFedC's tables, the page says how."
 )
 
 
@@ -72,7 +73,8 @@ def totals(results: Path) -> str:
     whole = sum(held is not None and not held["missing"] for held in of_papers.values())
     part = sum(held is not None and bool(held["missing"]) for held in of_papers.values())
     return (
-        f"Of {len(of_papers)} tables and figures, or columns of them, {whole} are measured in full and {part} in part."
+        f"Of {len(of_papers)} recipes with published figures, each a table, a figure or a part of one, {whole} are"
+        f" measured in full and {part} in part."
     )
 
 

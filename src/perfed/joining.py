@@ -1,0 +1,136 @@
+"""Runs of another machine or another day, taken over from a results file if they are of the same recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from perfed import rundir
+from perfed.errors import StoreError
+from perfed.ran import Ran, Runs
+from perfed.recipes import Cell
+from perfed.recipes.column import Column
+
+if TYPE_CHECKING:
+    from perfed.reproduce import Plan
+
+GIVE = "Give a results file that 'perfed reproduce' wrote, such as results/NAME.json."
+OTHER_RECIPE = "Leave it out of --join. If --tune chose other learning rates there, put them into [tuned]."
+OTHER_END = (
+    "Versions, processor or data may differ there. Delete the run that is wrong, or leave that file out of --join."
+)
+PROTOCOL = ("method", "hyper", "defaults", "run")
+"""What a row tells of the way its method was run."""
+_RAN = TypeAdapter(Ran)
+
+
+def told(plan: Plan, source: Path) -> Runs:
+    """The runs that a results file tells of. They must be of the plan's recipe as it is now."""
+    found = _read(source)
+    cures = {"recipe": "Give a results file of this recipe.", "budget": f"Give --budget {found.get('budget')}."}
+    for key, wanted in (("recipe", plan.recipe.name), ("budget", plan.budget)):
+        if found.get(key) != wanted:
+            raise StoreError(f"{source} has {key} = {found.get(key)!r}, not {wanted!r}.", cures[key])
+    runs = _runs(found, source)
+    for cell in runs:
+        if cell not in plan.recipe.cells:
+            raise StoreError(f"{source} has {cell.name}, which the recipe has not.", OTHER_RECIPE)
+        held = found["rows"][cell.label]["cells"]
+        if lacking := [c.key for c in plan.recipe.columns if c.setting == cell.setting and c.key not in held]:
+            raise StoreError(f"{source} has no column {lacking[0]}: the recipe has got it since.", OTHER_RECIPE)
+    then, now = _protocol(found), json.loads(json.dumps(_protocol(plan.facts(runs))))
+    if then != now:
+        where, was, wanted = _difference(then, now)
+        raise StoreError(f"{source} has {where} = {was!r}, not {wanted!r} as the recipe says.", OTHER_RECIPE)
+    return runs
+
+
+def joined(here: Runs, there: Runs, source: object) -> Runs:
+    """Both, in order of the seeds. A run that is in both must have ended in the same state."""
+    runs = {cell: {ran.seed: ran for ran in some} for cell, some in here.items()}
+    divided = {(cell.setting, ran.seed): ran.partition_sha256 for cell, some in here.items() for ran in some}
+    for cell, some in there.items():
+        for ran in some:
+            if divided.setdefault((cell.setting, ran.seed), ran.partition_sha256) != ran.partition_sha256:
+                raise StoreError(
+                    f"{source} has {cell.name}, seed {ran.seed}, on another division of the data.", OTHER_END
+                )
+            own = runs.setdefault(cell, {}).get(ran.seed, ran)
+            if own.state_sha256 != ran.state_sha256:
+                raise StoreError(
+                    f"{cell.name}, seed {ran.seed}, ended in another state than in {source}:"
+                    f" {own.state_sha256[:12]}, not {ran.state_sha256[:12]}.",
+                    OTHER_END,
+                )
+            runs[cell][ran.seed] = ran
+    return {cell: [some[seed] for seed in sorted(some)] for cell, some in runs.items()}
+
+
+def joined_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """How learning rates were chosen, for the methods of two calls; the later one stands where both have a method."""
+    alike = all(before.get(key) == now.get(key) for key in ("setting", "rounds", "val_fraction", "seed"))
+    if not alike:
+        return dict(now)
+    return dict(now) | {key: before[key] | now[key] for key in ("scores", "chosen")}
+
+
+def _read(source: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = rundir.read_json(source)
+    except StoreError as error:
+        raise StoreError(error.cause, GIVE) from None
+    if not isinstance(found.get("rows"), dict) or not found["rows"]:
+        raise StoreError(f"{source} is not a results file.", GIVE)
+    return found
+
+
+def _runs(found: Mapping[str, Any], source: Path) -> Runs:
+    try:
+        runs = {
+            Cell("" if word == "run" else word, label): [_ran(found, label, word, n) for n in range(len(seeds))]
+            for label, row in found["rows"].items()
+            for word, seeds in row["seeds"].items()
+        }
+        whole = {cell.label for cell, some in runs.items() if some} == set(found["rows"])
+    except (AttributeError, IndexError, KeyError, TypeError, ValidationError):
+        whole = False
+    if not whole:
+        raise StoreError(f"{source} is not a whole results file.", GIVE)
+    return runs
+
+
+def _ran(found: Mapping[str, Any], label: str, word: str, number: int) -> Ran:
+    """The run with the n-th seed of a row. Its cost is the mean over the seeds, as that is what the file has."""
+    row, cell = found["rows"][label], Cell("" if word == "run" else word, label)
+    here = {key: one["values"] for key, one in row["cells"].items()
+            if Column(key).setting == cell.setting and "values" in one}  # fmt: skip
+    seed = row["seeds"][word][number]
+    facts = {
+        "seed": seed,
+        "values": {key: values[number] for key, values in here.items() if values[number] is not None},
+        "cost": row["cost"][word],
+        "seconds": found["timing"][cell.name][number],
+        "state_sha256": row["state_sha256"][word][number],
+        "partition_sha256": found["settings"][cell.setting]["partition_sha256"][str(seed)],
+        "made_with": found["versions"],
+        "faults": row["faults"][word][number] if "faults" in row else 0,
+    }
+    return _RAN.validate_json(json.dumps(facts), strict=True)
+
+
+def _protocol(found: Mapping[str, Any]) -> dict[str, Any]:
+    rows = {label: {key: row[key] for key in PROTOCOL if key in row} for label, row in found["rows"].items()}
+    return {"settings": found["settings"], "methods": rows}
+
+
+def _difference(then: Any, now: Any, at: tuple[str, ...] = ()) -> tuple[str, Any, Any]:
+    """Where two tables differ first, and what they have there."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in then | now:
+            if then.get(key) != now.get(key):
+                return _difference(then.get(key), now.get(key), (*at, key))
+    return " ".join(at), then, now
