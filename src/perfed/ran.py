@@ -10,7 +10,7 @@ from typing import Any
 from perfed import rundir
 from perfed.recipes import Budget, Cell, Recipe
 from perfed.recipes.budget import shared
-from perfed.recipes.column import CLIENT, SETTLED, TOOK_PART, Column
+from perfed.recipes.column import CLIENT, SETTLED, TOOK_PART, TOOK_PART_STD, Column
 from perfed.result import Result
 
 POINT = 0.01
@@ -63,8 +63,10 @@ def read(result: Result, column: Column, share: float = 1.0) -> float | None:
     if name.startswith(CLIENT):
         accuracy, number = result.clients["accuracy"], int(name.removeprefix(CLIENT))
         return 100 * accuracy[number] if number < len(accuracy) and accuracy[number] is not None else None
-    if name == TOOK_PART:
-        return _took_part(result)
+    if name in (TOOK_PART, TOOK_PART_STD):
+        values = _took_part(result)
+        how = statistics.fmean if name == TOOK_PART else statistics.pstdev
+        return 100 * how(values) if values else None
     found: Mapping[str, Any] = result.metrics
     at = None if column.round is None else shared(column.round, share)
     if at is not None and at != result.config.rounds:
@@ -73,12 +75,11 @@ def read(result: Result, column: Column, share: float = 1.0) -> float | None:
     return None if value is None else 100 * float(value)
 
 
-def _took_part(result: Result) -> float | None:
-    """The mean over the clients that have been in a cohort."""
+def _took_part(result: Result) -> list[float]:
+    """The accuracies of the clients that have been in a cohort."""
     seen = {client for record in rundir.records(result.directory) for client in record["cohort"]}
     scores = zip(result.clients["ids"], result.clients["accuracy"], strict=True)
-    values = [accuracy for client, accuracy in scores if client in seen and accuracy is not None]
-    return 100 * statistics.fmean(values) if values else None
+    return [accuracy for client, accuracy in scores if client in seen and accuracy is not None]
 
 
 def _settled(result: Result, metric: str) -> float | None:

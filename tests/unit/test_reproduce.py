@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -433,6 +434,7 @@ def test_the_mean_of_those_who_took_part(tmp_path: Path) -> None:
     assert 1 <= len(seen) <= 2
     own = [result.clients["accuracy"][client] for client in seen]
     assert ran.read(result, Column("local.took_part")) == pytest.approx(100 * sum(own) / len(own))
+    assert ran.read(result, Column("local.took_part.std")) == pytest.approx(100 * statistics.pstdev(own))
 
 
 def test_adaptation_behind_the_last_round_is_part_of_the_time_left(tmp_path: Path) -> None:

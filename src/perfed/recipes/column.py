@@ -8,6 +8,7 @@ LOWER = (".std", "param_batches", "flops")
 SETTLED = "settled."
 CLIENT = "client."
 TOOK_PART = "local.took_part"
+TOOK_PART_STD = "local.took_part.std"
 OWN = "accuracy on clients' own test data, mean over clients"
 WORDS = {
     "local.mean": OWN,
@@ -16,6 +17,7 @@ WORDS = {
     "local.task.mean": "accuracy of the binary branches, mean over clients",
     "local.std": "deviation of accuracy over clients",
     TOOK_PART: f"{OWN} that took part in at least one round",
+    TOOK_PART_STD: "deviation of accuracy over clients that took part in at least one round",
     "new": "accuracy of all clients' vote on all test data",
     "param_batches": "trained parameters times batches",
     "flops": "FLOPs of training",
@@ -27,9 +29,9 @@ WORDS = {
 class Column:
     """A metric of the result in a setting, read at the end or after a round: `SETTING/METRIC@ROUND`.
 
-    Beside the metrics of a result there are `client.N`, the accuracy of client N, `local.took_part`, the mean over the
-    clients that took part in at least one round, and `settled.METRIC`, the first round from which on METRIC stays
-    within a point of its last value.
+    Beside the metrics of a result there are `client.N`, the accuracy of client N; `local.took_part` and
+    `local.took_part.std`, mean and deviation over the clients that took part in at least one round; and
+    `settled.METRIC`, the first round from which on METRIC stays within a point of its last value.
     """
 
     key: str
