@@ -85,9 +85,9 @@ class ExtraError(PerfedError):
     code = "E600"
 
 
-def unknown(kind: str, given: str, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that is not there, with the nearest name that is."""
+def unknown(kind: str, given: str, known: Iterable[str], listed: str = "") -> UnknownNameError:
+    """The error for a name that is not there, with the nearest name that is; `listed` says where all of many are."""
     names = sorted(known)
     close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.5)
     cure = f"Did you mean {close[0]!r}? " if close else ""
-    return UnknownNameError(f"There is no {kind} {given[:80]!r}.", f"{cure}Known: {', '.join(names)}.")
+    return UnknownNameError(f"There is no {kind} {given[:80]!r}.", cure + (listed or f"Known: {', '.join(names)}."))

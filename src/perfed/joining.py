@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def joined(here: Runs, there: Runs, source: object) -> Runs:
                     f" {own.state_sha256[:12]}, not {ran.state_sha256[:12]}.",
                     OTHER_END,
                 )
-            runs[cell][ran.seed] = ran
+            runs[cell][ran.seed] = replace(ran, faults=max(own.faults, ran.faults))  # older files do not count them
     return {cell: [some[seed] for seed in sorted(some)] for cell, some in runs.items()}
 
 

@@ -220,6 +220,8 @@ def test_refused_updates_are_told(
     facts = replace(plan, out=tmp_path / "elsewhere").join([held]).facts()
     assert facts["rows"]["local"]["faults"] == {"run": [3], "iid": [3]}
     assert "not finite or not as declared: 6 of local." in page_text(plan.recipe, facts)
+    older = write(whole, tmp_path / "older")  # tells of the same runs, and of no refusal
+    assert plan.join([older]).facts()["rows"]["local"]["faults"] == {"run": [3], "iid": [3]}
 
 
 def test_words_of_single_methods_are_not_those_of_all(plan: Plan, tmp_path: Path) -> None:

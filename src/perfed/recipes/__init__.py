@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed import config as configuration
-from perfed.errors import ConfigError, UnknownNameError, unknown
+from perfed.errors import ConfigError, unknown
 from perfed.recipes.budget import SMOKE_METHOD, Budget, quick_method, quick_words, smoke_words
 from perfed.recipes.column import Column
 from perfed.recipes.reading import Reading
@@ -198,9 +198,7 @@ def load(name: str) -> Recipe:
             )
         return _made(path.stem, configuration.read(path))
     if name not in names():
-        error = unknown("recipe", name, names())
-        cure = error.cure.partition("Known:")[0]
-        raise UnknownNameError(error.cause, f"{cure}`perfed recipes` lists them all.")
+        raise unknown("recipe", name, names(), listed="`perfed recipes` lists them all.")
     return parse(name, files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
 
 
