@@ -1,4 +1,4 @@
-"""Runs of another machine or another day, taken over from a results file if they are of the same recipe."""
+"""Runs of another machine, another day or another recipe, taken over from a results file if they would be the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from perfed import rundir
+from perfed import recipes, rundir
 from perfed.errors import StoreError
 from perfed.ran import Ran, Runs
 from perfed.recipes import Cell
@@ -27,6 +27,37 @@ OTHER_END = (
 PROTOCOL = ("method", "hyper", "defaults", "run")
 """What a row tells of the way its method was run."""
 _RAN = TypeAdapter(Ran)
+
+
+def taken(plan: Plan, source: Path) -> Runs:
+    """The runs of a plan that a results file tells of, be it of the same recipe or of one that has some of its runs."""
+    name = _read(source).get("recipe")
+    if name == plan.recipe.name or name not in recipes.names():
+        return told(plan, source)
+    other = replace(plan, recipe=recipes.load(name))
+    made = {other.words(cell, ran.seed): (cell, ran) for cell, some in told(other, source).items() for ran in some}
+    seeds = sorted({ran.seed for _, ran in made.values()})
+    runs: Runs = {}
+    for cell in plan.recipe.cells:
+        for seed in seeds:
+            there, ran = made.get(plan.words(cell, seed), (cell, None))
+            if ran and (values := _read_as(plan, cell, other, there, ran)) is not None:
+                runs.setdefault(cell, []).append(replace(ran, values=values))
+    if not runs:
+        raise StoreError(
+            f"{source} has no run that {plan.recipe.name} would make too, with a figure for each of its columns.",
+            "Leave it out of --join.",
+        )
+    return runs
+
+
+def _read_as(plan: Plan, cell: Cell, other: Plan, there: Cell, ran: Ran) -> dict[str, float] | None:
+    """A run's values under the columns of another recipe; None if it was not read for all of them."""
+    held = {(c.metric, c.round): c.key for c in other.recipe.columns if c.setting == there.setting}
+    wanted = {(c.metric, c.round): c.key for c in plan.recipe.columns if c.setting == cell.setting}
+    if not wanted.keys() <= held.keys():
+        return None
+    return {key: ran.values[held[which]] for which, key in wanted.items() if held[which] in ran.values}
 
 
 def told(plan: Plan, source: Path) -> Runs:

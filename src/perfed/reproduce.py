@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from perfed.comparison import same_run
 from perfed.config import Config
 from perfed.errors import ConfigError, StoreError
 from perfed.grid import Job, Look
-from perfed.joining import joined, joined_rates, told
+from perfed.joining import joined, joined_rates, taken, told
 from perfed.ran import Ran, Runs
 from perfed.recipes import Budget, Cell, Recipe
 from perfed.result import Result
@@ -54,8 +56,19 @@ class Plan:
         method = self.recipe.hyper(self.budget, cell) | changes.pop("method", {})
         return configuration.resolve(words | {"method": method, "seed": seed} | changes)
 
+    @cached_property
+    def makers(self) -> dict[Cell, Cell]:
+        """The cell whose runs each cell tells of: the first one with the same configuration, mostly itself."""
+        first: dict[str, Cell] = {}
+        return {cell: first.setdefault(self.words(cell, 0), cell) for cell in self.recipe.cells}
+
+    def words(self, cell: Cell, seed: int) -> str:
+        """All that decides about a run, as text."""
+        return json.dumps(self.config(cell, seed).identity(), sort_keys=True)
+
     def place(self, cell: Cell, seed: int) -> Path:
-        """The directory of a run."""
+        """The directory of a run; cells with the same configuration have one in common."""
+        cell = self.makers[cell]
         base = self.out / f"@{cell.setting}" if cell.setting else self.out
         return base / cell.label / self.recipe.entries[cell.label].method / str(seed)
 
@@ -100,7 +113,7 @@ class Plan:
         if self.recipe.dry and files:
             raise _counted(self.recipe, "join")
         for source in files:
-            others = joined(others, told(self, source), source)
+            others = joined(others, taken(self, source), source)
         plan = replace(self, others=others)
         plan.finished()  # refuses what does not belong together before anything is computed
         return plan
@@ -157,7 +170,8 @@ def _counted(recipe: Recipe, option: str) -> ConfigError:
 
 def _run(plan: Plan, wanted: Sequence[tuple[Cell, int]], keep: Keep | None) -> None:
     elsewhere = {(cell, ran.seed) for cell, some in plan.others.items() for ran in some}
-    jobs = [plan.job(cell, seed) for cell, seed in wanted if (cell, seed) not in elsewhere]
+    missing = [(cell, seed) for cell, seed in wanted if (cell, seed) not in elsewhere]
+    jobs = list({plan.place(cell, seed): plan.job(cell, seed) for cell, seed in reversed(missing)}.values())[::-1]
     if plan.budget != "smoke" and len(jobs) > 1:
         weigh(jobs)
     ended = 0
@@ -255,19 +269,20 @@ def counted(recipe: Recipe) -> dict[str, dict[str, float]]:
     return found
 
 
-def rates_in(place: Path) -> dict[str, Any] | None:
-    """How learning rates were chosen, if a results file tells it."""
+def rates_in(place: Path, recipe: str) -> dict[str, Any] | None:
+    """How learning rates were chosen, if a results file of this recipe tells it."""
     try:
-        return rundir.read_json(place).get("tuning") if place.exists() else None
+        found = rundir.read_json(place) if place.exists() else {}
     except StoreError:  # damaged: to be replaced
         return None
+    return found.get("tuning") if found.get("recipe") == recipe else None
 
 
 def write(found: dict[str, Any], results: Path) -> Path:
     """Keep the facts; how learning rates were chosen before stays with them."""
     place = measured.results_file(found["recipe"], found["budget"], results)
     results.mkdir(parents=True, exist_ok=True)
-    if before := rates_in(place):
+    if before := rates_in(place, found["recipe"]):
         found = found | {"tuning": joined_rates(before, found.get("tuning", before))}
     rundir.write_json(place, found)
     return place

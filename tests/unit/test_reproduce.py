@@ -27,7 +27,7 @@ from perfed.joining import joined_rates
 from perfed.recipes import Cell
 from perfed.recipes.column import Column
 from perfed.report.reproduction import page_text
-from perfed.reproduce import Plan, best_rate, counted, reproduce, tune, write
+from perfed.reproduce import Plan, best_rate, counted, rates_in, reproduce, tune, write
 from perfed.standing import close, first_of_all, in_order, rank
 from perfed.weigh import weigh
 
@@ -135,6 +135,44 @@ def test_runs_of_several_machines_are_joined(plan: Plan, tmp_path: Path, monkeyp
     assert (
         write(reproduce(alone, range(2), top=1, top_seeds=range(2)), tmp_path / "d").read_bytes() == joined.read_bytes()
     )
+
+
+def test_rows_with_the_same_configuration_share_their_runs(plan: Plan, tmp_path: Path) -> None:
+    """As FedBN's and FedAvg's on a network without BatchNorm; in any order of the calls."""
+    recipe = recipes.parse("mine", RECIPE + '[methods.alone]\nmethod = "local"\npublished = { "local.mean" = 80.0 }\n')
+    plan = replace(plan, recipe=recipe)
+    assert plan.place(Cell("", "alone"), 1) == plan.place(Cell("", "local"), 1)
+    assert plan.place(Cell("iid", "alone"), 1) != plan.place(Cell("", "local"), 1)
+    reproduce(replace(plan, only=("alone",), within=("",)), range(2))
+    rows = reproduce(replace(plan, within=("",)), range(2))["rows"]
+    assert len(list(tmp_path.rglob("config.toml"))) == 4, "two methods, two seeds"
+    assert rows["alone"]["state_sha256"] == rows["local"]["state_sha256"]
+    measured = [{key: row["cells"]["local.mean"][key] for key in ("values", "difference")} for row in rows.values()]
+    assert measured[0]["values"] == measured[2]["values"]
+    assert measured[0]["difference"] + 10 == pytest.approx(measured[2]["difference"])
+
+
+def test_runs_that_two_tables_share_are_made_once(tmp_path: Path) -> None:
+    """Figure 5 of CD2-pFed has the runs of its Table 1 at s = 2, and Table 5 the one with all parts."""
+    results = Path(__file__).parents[2] / "results"
+    figure = Plan(recipe=recipes.load("cd2-figure5"), budget="full", out=tmp_path, data_dir="data")
+    ended = json.loads((results / "cd2-table1.json").read_text())["rows"]
+    taken = figure.join([results / "cd2-table1.json"]).finished()
+    assert list(taken) == [Cell("s=2", label) for label in ("lgfedavg", "fedper", "cd2pfed")]
+    for cell, some in taken.items():
+        assert [one.seed for one in some] == [0, 1, 2]
+        assert [one.state_sha256 for one in some] == ended[cell.label]["state_sha256"]["run"]
+        assert [one.values["s=2/local.mean"] for one in some] == ended[cell.label]["cells"]["local.mean"]["values"]
+    both = figure.join([results / "cd2-table1.json", results / "cd2-figure5.json"]).finished()
+    assert len(both) == 18, "where both have a run, it ended in the same state"
+    parts = replace(figure, recipe=recipes.load("cd2-table5")).join([results / "cd2-table1.json"]).finished()
+    assert [(cell.label, len(some)) for cell, some in parts.items()] == [("LI-TA-CD", 3)]
+    assert set(parts[Cell("", "LI-TA-CD")][0].values) == {"local.mean", "new"}
+    more = replace(figure, recipe=replace(figure.recipe, more=("s=2/local.std",)))
+    with pytest.raises(StoreError, match="has no run that cd2-figure5 would make too, with a figure for each"):
+        more.join([results / "cd2-table1.json"])
+    assert rates_in(results / "cd2-table1.json", "cd2-table1")
+    assert rates_in(results / "cd2-table1.json", "cd2-figure5") is None, "chosen for another table"
 
 
 def test_results_that_do_not_belong_together_are_not_joined(plan: Plan, tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def reproduce(
         str, typer.Option(help="Some of the settings, with commas between; `base` is [run] as it stands.")
     ] = "",
     join: Annotated[
-        list[Path] | None, typer.Option(help="A results file of another machine; its runs are not made again.")
+        list[Path] | None,
+        typer.Option(help="A results file of another machine or of another recipe; its runs are not made again."),
     ] = None,
     tune: Annotated[bool, typer.Option(help="Choose learning rates on validation data first.")] = False,
     runs: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs/reproduce"),
@@ -81,8 +82,9 @@ def reproduce(
         plan = replace(plan, look=watch)
         plan, extra = _tuned(plan) if tune else (plan, {})
         plan = plan.join(join or ())
-        for rates in filter(None, map(reproducing.rates_in, join or ())):
-            extra = {"tuning": joined_rates(rates, extra.get("tuning", rates))}
+        for source in join or ():
+            if rates := reproducing.rates_in(source, recipe.name):
+                extra = {"tuning": joined_rates(rates, extra.get("tuning", rates))}
         if budget != "smoke":
             plan.keep_all(range(seeds), measured.results_file(recipe.name, budget, results))
         found = reproducing.reproduce(
