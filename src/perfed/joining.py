@@ -14,6 +14,7 @@ from perfed import recipes, rundir
 from perfed.errors import StoreError
 from perfed.ran import Ran, Runs
 from perfed.recipes import Cell
+from perfed.recipes.budget import shared
 from perfed.recipes.column import Column
 
 if TYPE_CHECKING:
@@ -30,11 +31,12 @@ _RAN = TypeAdapter(Ran)
 
 
 def taken(plan: Plan, source: Path) -> Runs:
-    """The runs of a plan that a results file tells of, be it of the same recipe or of one that has some of its runs."""
-    name = _read(source).get("recipe")
-    if name == plan.recipe.name or name not in recipes.names():
-        return told(plan, source)
-    other = replace(plan, recipe=recipes.load(name))
+    """The runs of a plan that a results file tells of: of the same recipe, or of one of perfed's own with such runs."""
+    name, other = results_in(source).get("recipe"), plan
+    if name != plan.recipe.name and name in recipes.names():
+        other = replace(plan, recipe=recipes.load(name))
+    if other.recipe.dry:
+        raise StoreError(f"{source} is of {name}, which is counted and has no runs.", "Leave it out of --join.")
     made = {other.words(cell, ran.seed): (cell, ran) for cell, some in told(other, source).items() for ran in some}
     seeds = sorted({ran.seed for _, ran in made.values()})
     runs: Runs = {}
@@ -53,17 +55,29 @@ def taken(plan: Plan, source: Path) -> Runs:
 
 def _read_as(plan: Plan, cell: Cell, other: Plan, there: Cell, ran: Ran) -> dict[str, float] | None:
     """A run's values under the columns of another recipe; None if it was not read for all of them."""
-    held = {(c.metric, c.round): c.key for c in other.recipe.columns if c.setting == there.setting}
-    wanted = {(c.metric, c.round): c.key for c in plan.recipe.columns if c.setting == cell.setting}
+    held, wanted = _readings(other, there), _readings(plan, cell)
     if not wanted.keys() <= held.keys():
         return None
     return {key: ran.values[held[which]] for which, key in wanted.items() if held[which] in ran.values}
 
 
+def _readings(plan: Plan, cell: Cell) -> dict[tuple[str, int | None], str]:
+    """The columns of a cell by what is read and after which of the rounds that are run."""
+    share = plan.recipe.quick if plan.budget == "quick" else 1.0
+    return {
+        (c.metric, None if c.round is None else shared(c.round, share)): c.key
+        for c in plan.recipe.columns
+        if c.setting == cell.setting
+    }
+
+
 def told(plan: Plan, source: Path) -> Runs:
     """The runs that a results file tells of. They must be of the plan's recipe as it is now."""
-    found = _read(source)
-    cures = {"recipe": "Give a results file of this recipe.", "budget": f"Give --budget {found.get('budget')}."}
+    found = results_in(source)
+    cures = {
+        "recipe": "Give one of this recipe, or of one of perfed's own that has some of its runs.",
+        "budget": f"Give --budget {found.get('budget')}.",
+    }
     for key, wanted in (("recipe", plan.recipe.name), ("budget", plan.budget)):
         if found.get(key) != wanted:
             raise StoreError(f"{source} has {key} = {found.get(key)!r}, not {wanted!r}.", cures[key])
@@ -91,14 +105,16 @@ def joined(here: Runs, there: Runs, source: object) -> Runs:
                 raise StoreError(
                     f"{source} has {cell.name}, seed {ran.seed}, on another division of the data.", OTHER_END
                 )
-            own = runs.setdefault(cell, {}).get(ran.seed, ran)
+            own = runs.setdefault(cell, {}).setdefault(ran.seed, ran)
+            if own.state_sha256 == ran.state_sha256 and own.values != ran.values:
+                raise StoreError(f"{source} has other figures of {cell.name}, seed {ran.seed}.", OTHER_END)
             if own.state_sha256 != ran.state_sha256:
                 raise StoreError(
                     f"{cell.name}, seed {ran.seed}, ended in another state than in {source}:"
                     f" {own.state_sha256[:12]}, not {ran.state_sha256[:12]}.",
                     OTHER_END,
                 )
-            runs[cell][ran.seed] = replace(ran, faults=max(own.faults, ran.faults))  # older files do not count them
+            runs[cell][ran.seed] = replace(own, faults=max(own.faults, ran.faults))  # older files do not count them
     return {cell: [some[seed] for seed in sorted(some)] for cell, some in runs.items()}
 
 
@@ -110,7 +126,15 @@ def joined_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
     return dict(now) | {key: before[key] | now[key] for key in ("scores", "chosen")}
 
 
-def _read(source: Path) -> dict[str, Any]:
+def taken_rates(rates: Mapping[str, Any], rows: Mapping[str, Any]) -> dict[str, Any]:
+    """How learning rates were chosen, without methods that were then run with another one."""
+    other = {label for label, row in rows.items() if row["hyper"].get("lr") != rates["chosen"].get(label)}
+    kept = {key: {label: v for label, v in rates[key].items() if label not in other} for key in ("scores", "chosen")}
+    return dict(rates) | kept
+
+
+def results_in(source: Path) -> dict[str, Any]:
+    """What a results file holds."""
     try:
         found: dict[str, Any] = rundir.read_json(source)
     except StoreError as error:

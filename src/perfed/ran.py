@@ -72,7 +72,7 @@ def read(result: Result, column: Column, share: float = 1.0) -> float | None:
     if at is not None and at != result.config.rounds:
         found = next((entry for entry in result.history if entry["t"] == at), {})
     value = found.get(name)
-    return None if value is None else 100 * float(value)
+    return None if value is None else float(value) * (1 if name.endswith(".loss") else 100)
 
 
 def _took_part(result: Result) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,13 +15,14 @@ from perfed.comparison import same_run
 from perfed.config import Config
 from perfed.errors import ConfigError, StoreError
 from perfed.grid import Job, Look
-from perfed.joining import joined, joined_rates, taken, told
+from perfed.joining import joined, joined_rates, results_in, taken, taken_rates, told
 from perfed.ran import Ran, Runs
 from perfed.recipes import Budget, Cell, Recipe
 from perfed.result import Result
+from perfed.standing import comparable
 from perfed.weigh import weigh
 
-ANOTHER = "Delete that run, or give another --runs."
+ANOTHER = "Give another --runs, or delete that run. If --tune chose its learning rate, put that into [tuned]."
 Keep = Callable[[dict[str, Any]], object]
 """Told the facts whenever a run has ended."""
 
@@ -118,18 +118,28 @@ class Plan:
         plan.finished()  # refuses what does not belong together before anything is computed
         return plan
 
+    def lost(self, place: Path, seeds: Iterable[int] = ()) -> list[str]:
+        """The runs of a results file that are neither finished nor made by a call with these seeds."""
+        try:
+            if not place.exists() or results_in(place).get("recipe") != self.recipe.name:
+                return []
+        except StoreError:  # damaged: to be replaced
+            return []
+        try:
+            before = told(self, place)
+        except StoreError as error:
+            raise StoreError(
+                f"{place} would be replaced, and what it has cannot be kept: {error.cause}",
+                "Move it elsewhere, or give another --results.",
+            ) from None
+        kept = {(self.makers[cell], ran.seed) for cell, some in self.finished().items() for ran in some}
+        kept |= {(self.makers[cell], seed) for cell in self.cells for seed in seeds}
+        runs = [(cell, ran.seed) for cell, some in before.items() for ran in some]
+        return [f"{cell.name}, seed {seed}" for cell, seed in runs if (self.makers[cell], seed) not in kept]
+
     def keep_all(self, seeds: Iterable[int], place: Path) -> None:
         """Refuse to replace a results file by one that lacks some of its runs."""
-        try:
-            before = told(self, place) if place.exists() else {}
-        except StoreError:  # of another recipe, or damaged: to be replaced
-            return
-        kept = {(cell, ran.seed) for cell, some in self.finished().items() for ran in some}
-        kept |= {(cell, seed) for cell in self.cells for seed in seeds}
-        lost = [
-            f"{cell.name}, seed {r.seed}" for cell, some in before.items() for r in some if (cell, r.seed) not in kept
-        ]
-        if lost:
+        if lost := self.lost(place, seeds):
             which = f"a run ({lost[0]})" if len(lost) == 1 else f"{len(lost)} runs (first of all {lost[0]})"
             raise StoreError(
                 f"{place} tells of {which} that would be gone: not in {self.out}.",
@@ -151,7 +161,7 @@ def reproduce(
     tries = list(seeds)
     _run(plan, [(cell, seed) for seed in tries for cell in plan.cells], keep)
     if top:
-        best = _best(plan, top)
+        best = best_cells(plan, top)
         _run(plan, [(cell, seed) for seed in top_seeds for cell in best], keep)
     return plan.facts()
 
@@ -188,20 +198,14 @@ def _run(plan: Plan, wanted: Sequence[tuple[Cell, int]], keep: Keep | None) -> N
     grid.run(jobs, cores=plan.cores, side_by_side=plan.side_by_side, look=look)
 
 
-def _best(plan: Plan, top: int) -> list[Cell]:
-    """The best cells of every setting by its first column."""
-    runs = plan.finished()
-    best: list[Cell] = []
+def best_cells(plan: Plan, top: int) -> list[Cell]:
+    """The best methods of every setting by its first column; one of those that share their runs."""
+    rows, best = plan.facts()["rows"], []
     for setting in plan.recipe.settings:
-        column = next((c for c in plan.recipe.columns if c.setting == setting), None)
-        means = {
-            cell: statistics.fmean(values)
-            for cell, some in runs.items()
-            if column and cell.setting == setting and cell in plan.cells
-            and (values := [ran.values[column.key] for ran in some if column.key in ran.values])
-        }  # fmt: skip
-        falls = column is not None and column.falls
-        best += sorted(means, key=lambda cell: means[cell], reverse=not falls)[:top]
+        if column := next((c for c in plan.recipe.columns if c.setting == setting), None):
+            held = {Cell(setting, label): value for label, value in comparable(rows, column.key).items()}
+            distinct = {plan.makers[cell]: cell for cell in held if cell in plan.cells}
+            best += sorted(distinct.values(), key=lambda cell: held[cell], reverse=not column.falls)[:top]
     return best
 
 
@@ -249,6 +253,8 @@ def tune(plan: Plan) -> dict[str, Any]:
 def best_rate(tried: Mapping[str, float | None]) -> float:
     """The rate with the highest validation accuracy; the smaller of equals."""
     judged = {float(lr): value for lr, value in tried.items() if value is not None}
+    if not judged:
+        raise ConfigError("No learning rate has an accuracy on validation data.", "Give [tune] a larger val_fraction.")
     return max(sorted(judged), key=lambda lr: judged[lr])
 
 
@@ -279,10 +285,13 @@ def rates_in(place: Path, recipe: str) -> dict[str, Any] | None:
 
 
 def write(found: dict[str, Any], results: Path) -> Path:
-    """Keep the facts; how learning rates were chosen before stays with them."""
+    """Keep the facts; how learning rates were chosen before stays with them, if they are those that were taken."""
     place = measured.results_file(found["recipe"], found["budget"], results)
     results.mkdir(parents=True, exist_ok=True)
     if before := rates_in(place, found["recipe"]):
         found = found | {"tuning": joined_rates(before, found.get("tuning", before))}
+    if "tuning" in found:
+        found = found | {"tuning": taken_rates(found["tuning"], found["rows"])}
+        found = found if found["tuning"]["chosen"] else {k: v for k, v in found.items() if k != "tuning"}
     rundir.write_json(place, found)
     return place

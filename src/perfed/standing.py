@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 from perfed.recipes.column import Column
@@ -18,12 +19,34 @@ def rank(rows: Rows, columns: Sequence[Column]) -> None:
     A place is given where there are two figures or more.
     """
     for column in columns:
-        done = [cell for cell in _cells(rows, column.key) if "measured" in cell]
-        for kind in ("published", "measured"):
-            held = [cell for cell in done if kind in cell]
-            sign = -1 if column.falls else 1
-            for cell in held if len(held) > 1 else ():
-                cell[f"rank_{kind}"] = 1 + sum(sign * _ahead(other, cell, kind) > 0 for other in held)
+        measured = comparable(rows, column.key)
+        published = {
+            label: cell["published"] for label in measured if "published" in (cell := rows[label]["cells"][column.key])
+        }
+        sign = -1 if column.falls else 1
+        for kind, held in (("published", published), ("measured", measured)):
+            for label, value in held.items() if len(held) > 1 else ():
+                ahead = sum(sign * _ahead(other, value) > 0 for other in held.values())
+                rows[label]["cells"][column.key][f"rank_{kind}"] = 1 + ahead
+
+
+def comparable(rows: Rows, key: str) -> dict[str, float]:
+    """What the measured rows of a column are compared by: their means over the seeds that all of them have.
+
+    A seed is a division of the data and first weights, which are kinder to all methods or to none. Where the rows have
+    no seed in common, these are the means of what each has.
+    """
+    cells = {label: row["cells"][key] for label, row in rows.items() if "measured" in row["cells"].get(key, {})}
+    setting = Column(key).setting or "run"
+    by_seed = {
+        label: {seed: value for seed, value in zip(rows[label]["seeds"][setting], cell["values"], strict=True)
+                if value is not None}
+        for label, cell in cells.items() if "seeds" in rows[label]
+    }  # fmt: skip
+    common = set.intersection(*map(set, by_seed.values())) if by_seed else set()
+    if not common:
+        return {label: float(cell["measured"]) for label, cell in cells.items()}
+    return {label: fmean(values[seed] for seed in sorted(common)) for label, values in by_seed.items()}
 
 
 def close(rows: Rows, within: float) -> list[int]:
@@ -35,13 +58,17 @@ def close(rows: Rows, within: float) -> list[int]:
 def in_order(found: Mapping[str, Any]) -> tuple[int, int]:
     """How many pairs of methods are in the published order, of all pairs of which both were measured.
 
-    Pairs that are level in the paper do not count.
+    Pairs that are level in the paper do not count, nor do rows that tell of the same runs.
     """
     same = of = 0
     for key in keys(found["rows"]):
-        both = [cell for cell in _cells(found["rows"], key) if "difference" in cell]
-        for a, b in combinations(both, 2):
-            said, seen = (_ahead(a, b, kind) for kind in ("published", "measured"))
+        measured = comparable(found["rows"], key)
+        cells = {label: found["rows"][label]["cells"][key] for label in measured}
+        both = [(cell["published"], measured[label], label) for label, cell in cells.items() if "published" in cell]
+        for (said_a, seen_a, a), (said_b, seen_b, b) in combinations(both, 2):
+            if _same_runs(found["rows"], key, a, b):
+                continue
+            said, seen = _ahead(said_a, said_b), _ahead(seen_a, seen_b)
             of += said != 0
             same += said * seen > 0
     return same, of
@@ -74,10 +101,11 @@ def keys(rows: Rows) -> list[str]:
     return list(dict.fromkeys(key for row in rows.values() for key in row["cells"]))
 
 
-def _ahead(a: Mapping[str, Any], b: Mapping[str, Any], kind: str) -> float:
+def _same_runs(rows: Rows, key: str, a: str, b: str) -> bool:
+    ends = [rows[label].get("state_sha256", {}).get(Column(key).setting or "run") for label in (a, b)]
+    return bool(ends[0]) and ends[0] == ends[1]
+
+
+def _ahead(a: float, b: float) -> float:
     """By how much one figure is above another; nothing, if only their rounding differs."""
-    return round(float(a[kind] - b[kind]), 9)
-
-
-def _cells(rows: Rows, key: str) -> list[dict[str, Any]]:
-    return [row["cells"][key] for row in rows.values() if row["cells"].get(key)]
+    return round(a - b, 9)

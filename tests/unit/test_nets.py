@@ -201,6 +201,18 @@ def test_the_attention_networks_head_is_its_whole_classifier():
     assert "position" not in placed.state_dict()
 
 
+def test_the_scale_of_the_maps_means_nothing_to_the_attention():
+    """An extractor whose weights have grown is as good a start for a new classifier as a fresh one."""
+    net = small("conv3attn")
+    x = torch.rand(5, *net.input_shape)
+    maps, scores = net.features(x), net(x)
+    torch.testing.assert_close(maps.square().mean(dim=(1, 2, 3)), torch.ones(5))
+    with torch.no_grad():
+        for parameter in net.module.get_submodule("conv3").parameters():
+            parameter.mul_(50)
+    torch.testing.assert_close(net(x), scores)
+
+
 def test_mlp_takes_vectors_and_any_depth():
     x = torch.rand(4, 30)
     for hidden in ([], [9], [9, 8, 7]):

@@ -414,8 +414,13 @@ def test_what_cannot_be_split_is_refused_by_name(model: nn.Module, named: str) -
 
 
 def test_attention_is_refused_by_name() -> None:
+    model = nn.Sequential()
+    for name, module in (("conv", nn.Conv2d(1, 4, 3)), ("attention", nets.CrossAttention(4, 6, 6))):
+        model.add_module(name, module)
+    model.add_module("flatten", nn.Flatten())
+    model.add_module("head", nn.Linear(4 * 6 * 6, 4))
     with pytest.raises(NetError, match="attention"):
-        channel_map(nets.build("conv3attn", (1, 16, 16), 4))
+        channel_map(wrapped(model))
 
 
 def test_other_refusals() -> None:

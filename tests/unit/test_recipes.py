@@ -201,6 +201,27 @@ def test_a_reading_is_checked(check: str, want: bool) -> None:
     assert Reading(claim="", check=check).holds(ROWS) is want
 
 
+def test_methods_of_a_recipe_have_the_same_data() -> None:
+    head = 'title = ""\npaper = ""\ntable = ""\n[run]\nrounds = 1\n'
+    with pytest.raises(ConfigError, match=r"local .* has split = 'iid' of its own.*make it a setting"):
+        recipes.parse("mine", head + '[methods.local]\nrun = { split = "iid" }')
+    with pytest.raises(ConfigError, match="named 'a/b'"):
+        recipes.parse("mine", head + '[methods."a/b"]\nmethod = "local"')
+
+
+def test_a_sentence_about_one_seed_is_about_one_seed() -> None:
+    reading = Reading(claim="", check="[a x] > 1", seeds=1)
+    for values, known in (([2.0], True), ([2.0, None], True), ([2.0, 3.0], False)):
+        assert reading.known({"a": {"cells": {"x": {"measured": 2.0, "values": values}}}}) is known
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_sentences_say_of_how_many_seeds_they_are(name: str) -> None:
+    for reading in recipes.load(name).reading:
+        assert ("one seed" in reading.claim.lower()) <= (reading.seeds == 1)
+        assert reading.budget in (None, "quick", "full")
+
+
 def test_a_deviation_is_known_with_several_seeds_only() -> None:
     reading = Reading(claim="", check="[a x spread] > 1")
     for spread, known in ((None, False), (2.0, True)):

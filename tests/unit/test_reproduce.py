@@ -23,59 +23,17 @@ from perfed import grid, ran, recipes, rundir
 from perfed.cli import app
 from perfed.errors import ConfigError, StoreError
 from perfed.grid import Job, time_left
-from perfed.joining import joined_rates
 from perfed.recipes import Cell
 from perfed.recipes.column import Column
 from perfed.report.reproduction import page_text
-from perfed.reproduce import Plan, best_rate, counted, rates_in, reproduce, tune, write
+from perfed.reproduce import Plan, best_rate, counted, reproduce, tune, write
 from perfed.standing import close, first_of_all, in_order, rank
 from perfed.weigh import weigh
-
-RECIPE = """
-title = "Digits"
-paper = "nobody's"
-table = "Table 0"
-own = ["fedper"]
-[run]
-data = { name = "digits", samples = 400 }
-split = "classes:2"
-clients = 5
-net = { name = "mlp", hidden = [8] }
-rounds = 3
-eval_every = 1
-[tune]
-lr = [0.0001, 0.1]
-rounds = 0.7
-[method]
-lr = 0.1
-[settings.iid]
-run = { split = "iid" }
-[methods.local]
-published = { "local.mean" = [90.0, 1.5], "iid" = 50.0 }
-[methods.fedper]
-published = { "local.mean" = 95.0, "local.mean@2" = 94.0 }
-[[reading]]
-claim = "Both were run."
-check = "[local local.mean] > 0 and [fedper local.mean] > 0"
-[[reading]]
-claim = "This is false."
-check = "[local local.mean] > 100"
-"""
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Plan:
-    return Plan(recipe=recipes.parse("mine", RECIPE), budget="full", out=tmp_path / "runs")
+from tests.recipe import RECIPE, without_timing
 
 
 def call(*words: Any) -> Any:
     return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def without_timing(path: Path) -> str:
-    held = json.loads(path.read_text())
-    assert held.pop("timing")
-    return json.dumps(held)
 
 
 def test_facts_have_means_ranks_hashes_and_all_that_was_run(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +61,8 @@ def test_facts_have_means_ranks_hashes_and_all_that_was_run(plan: Plan, monkeypa
     assert first_of_all(whole)[1] == 3
     page = page_text(plan.recipe, whole)
     assert "Budget full, 1 to 3 seeds; accuracy" in page
-    assert "`perfed reproduce mine --budget full --seeds 1`, up to 3 seeds for some methods (`--top`)" in page
+    assert "`perfed reproduce mine.toml --budget full --seeds 1`, up to 3 seeds for some methods or settings;" in page
+    assert "ranks and pairs are by those that all of the column have" in page
     assert "| local | 90.00 ± 1.50 |" in page
     assert " (3 seeds) |" in page
 
@@ -112,139 +71,9 @@ def test_runs_of_another_recipe_are_not_mixed_in(plan: Plan) -> None:
     """Also those of methods that this call does not run: they would stand under settings that they never had."""
     reproduce(replace(plan, only=("local",), within=("iid",)))
     other = recipes.parse("mine", RECIPE.replace("lr = 0.1", "lr = 0.2"))
-    with pytest.raises(StoreError, match="give another --runs"):
+    with pytest.raises(StoreError, match="Give another --runs"):
         reproduce(replace(plan, recipe=other, only=("fedper",), within=("iid",)))
     assert not list(plan.out.rglob("fedper")), "it is said before anything is computed"
-
-
-def test_runs_of_several_machines_are_joined(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The grid done in parts, whose runs stay where they were made, gives the results file of the whole."""
-    whole = write(reproduce(plan, range(2)), tmp_path / "whole")
-    parts = {"a": ({"only": ("local",), "within": ("iid",)}, 2), "b": ({"only": ("fedper",)}, 1)}
-    files = tuple(
-        write(reproduce(replace(plan, out=tmp_path / name, **some), range(seeds)), tmp_path / f"results-{name}")
-        for name, (some, seeds) in parts.items()
-    )
-    last = replace(plan, out=tmp_path / "c").join(files[::-1])
-    joined = write(reproduce(last, range(2)), tmp_path / "results-c")
-    assert without_timing(joined) == without_timing(whole)
-    assert not list(last.out.rglob("@iid/local")), "not run again"
-    assert (last.place(Cell("iid", "fedper"), 1)).is_dir()
-    monkeypatch.setattr(grid, "finish", lambda *_: pytest.fail("nothing is left to run"))
-    alone = replace(plan, out=tmp_path / "d").join([joined])
-    assert (
-        write(reproduce(alone, range(2), top=1, top_seeds=range(2)), tmp_path / "d").read_bytes() == joined.read_bytes()
-    )
-
-
-def test_rows_with_the_same_configuration_share_their_runs(plan: Plan, tmp_path: Path) -> None:
-    """As FedBN's and FedAvg's on a network without BatchNorm; in any order of the calls."""
-    recipe = recipes.parse("mine", RECIPE + '[methods.alone]\nmethod = "local"\npublished = { "local.mean" = 80.0 }\n')
-    plan = replace(plan, recipe=recipe)
-    assert plan.place(Cell("", "alone"), 1) == plan.place(Cell("", "local"), 1)
-    assert plan.place(Cell("iid", "alone"), 1) != plan.place(Cell("", "local"), 1)
-    reproduce(replace(plan, only=("alone",), within=("",)), range(2))
-    rows = reproduce(replace(plan, within=("",)), range(2))["rows"]
-    assert len(list(tmp_path.rglob("config.toml"))) == 4, "two methods, two seeds"
-    assert rows["alone"]["state_sha256"] == rows["local"]["state_sha256"]
-    measured = [{key: row["cells"]["local.mean"][key] for key in ("values", "difference")} for row in rows.values()]
-    assert measured[0]["values"] == measured[2]["values"]
-    assert measured[0]["difference"] + 10 == pytest.approx(measured[2]["difference"])
-
-
-def test_runs_that_two_tables_share_are_made_once(tmp_path: Path) -> None:
-    """Figure 5 of CD2-pFed has the runs of its Table 1 at s = 2, and Table 5 the one with all parts."""
-    results = Path(__file__).parents[2] / "results"
-    figure = Plan(recipe=recipes.load("cd2-figure5"), budget="full", out=tmp_path, data_dir="data")
-    ended = json.loads((results / "cd2-table1.json").read_text())["rows"]
-    taken = figure.join([results / "cd2-table1.json"]).finished()
-    assert list(taken) == [Cell("s=2", label) for label in ("lgfedavg", "fedper", "cd2pfed")]
-    for cell, some in taken.items():
-        assert [one.seed for one in some] == [0, 1, 2]
-        assert [one.state_sha256 for one in some] == ended[cell.label]["state_sha256"]["run"]
-        assert [one.values["s=2/local.mean"] for one in some] == ended[cell.label]["cells"]["local.mean"]["values"]
-    both = figure.join([results / "cd2-table1.json", results / "cd2-figure5.json"]).finished()
-    assert len(both) == 18, "where both have a run, it ended in the same state"
-    parts = replace(figure, recipe=recipes.load("cd2-table5")).join([results / "cd2-table1.json"]).finished()
-    assert [(cell.label, len(some)) for cell, some in parts.items()] == [("LI-TA-CD", 3)]
-    assert set(parts[Cell("", "LI-TA-CD")][0].values) == {"local.mean", "new"}
-    more = replace(figure, recipe=replace(figure.recipe, more=("s=2/local.std",)))
-    with pytest.raises(StoreError, match="has no run that cd2-figure5 would make too, with a figure for each"):
-        more.join([results / "cd2-table1.json"])
-    assert rates_in(results / "cd2-table1.json", "cd2-table1")
-    assert rates_in(results / "cd2-table1.json", "cd2-figure5") is None, "chosen for another table"
-
-
-def test_results_that_do_not_belong_together_are_not_joined(plan: Plan, tmp_path: Path) -> None:
-    """Another recipe, division or end is refused before anything is computed."""
-    found = reproduce(replace(plan, only=("local",)))
-    held = write(found, tmp_path / "results")
-    state, division = found["rows"]["local"]["state_sha256"]["run"][0], found["partition_sha256"][0]
-    wrong = {
-        "has methods local hyper lr = 0.2, not 0.1 as": ('"lr": 0.1', '"lr": 0.2'),
-        "config rounds = 4, not 3 as": ('"rounds": 3', '"rounds": 4'),
-        "has recipe = 'yours', not 'mine'": ('"mine"', '"yours"'),
-        "Give --budget quick": ('"full"', '"quick"'),
-        "has no column local.mean@2": ('"local.mean@2"', '"local.mean@1"'),
-        "has locally, which the recipe has not": ('local"', 'locally"'),
-        "ended in another state": (state, "0" * 64),
-        "another division": (division, "0" * 64),
-        "not a whole results file": ('"seeds": {', '"tries": {'),
-        "cannot be read": ("{", "["),
-        "is not a results file. Give a results file": ('"rows"', '"lines"'),
-    }
-    for message, (old, new) in wrong.items():
-        other = tmp_path / "other.json"
-        other.write_text(held.read_text().replace(old, new))
-        with pytest.raises(StoreError, match=message):
-            plan.join([other])
-    assert not list(plan.out.rglob("fedper"))
-    with pytest.raises(ConfigError, match="counted as a whole"):
-        Plan(recipe=recipes.load("scheduling-table4"), budget="full", out=tmp_path).join([held])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda facts: facts["rows"]["local"]["seeds"].update(run=["0"]),
-        lambda facts: facts["rows"]["local"].update(seeds={}),
-        lambda facts: facts["rows"]["local"]["seeds"].update(run=[], iid=[]),
-        lambda facts: facts["rows"]["local"]["seeds"].update(run=[0, 1]),
-        lambda facts: facts["rows"]["local"]["cells"]["local.mean"].update(values=["good"]),
-        lambda facts: facts["rows"]["local"].update(cost={"run": 3}),
-        lambda facts: facts.update(versions=None),
-        lambda facts: facts.update(timing={}),
-        lambda facts: facts.update(rows={}),
-        lambda facts: facts.update(rows=[1]),
-    ],
-)
-def test_odd_results_files_are_refused_in_words(plan: Plan, tmp_path: Path, change: Any, whole: dict[str, Any]) -> None:
-    facts = json.loads(json.dumps(whole))
-    change(facts)
-    (tmp_path / "odd.json").write_text(json.dumps(facts))
-    with pytest.raises(StoreError, match="Give a results file"):
-        plan.join([tmp_path / "odd.json"])
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a whole results file holds."""
-    plan = Plan(recipe=recipes.parse("mine", RECIPE), budget="full", out=tmp_path_factory.mktemp("runs"))
-    return reproduce(replace(plan, only=("local",)))
-
-
-def test_a_results_file_is_not_replaced_by_one_with_less(plan: Plan, tmp_path: Path, whole: dict[str, Any]) -> None:
-    held = write(whole, tmp_path)
-    fedper = replace(plan, only=("fedper",))
-    with pytest.raises(StoreError, match=r"2 runs \(first of all local, seed 0\).*Keep what it tells with --join"):
-        fedper.keep_all(range(1), held)
-    fedper.join([held]).keep_all(range(1), held)
-    plan.keep_all(range(1), held)  # all of it is run again
-    with pytest.raises(StoreError, match="2 runs"):
-        plan.keep_all(range(1, 2), held)
-    held.write_text("{")
-    fedper.keep_all(range(1), held)  # nothing to keep
-    plan.keep_all(range(1), tmp_path / "none.json")
 
 
 def test_refused_updates_are_told(
@@ -273,13 +102,25 @@ def test_words_of_single_methods_are_not_those_of_all(plan: Plan, tmp_path: Path
         replace(plan, recipe=recipes.parse("mine", text.replace("[8]", "[9]"))).join([held])
 
 
-def test_choices_of_learning_rates_are_kept_together() -> None:
-    def tuning(rounds: int, **chosen: float) -> dict[str, Any]:
-        scores = {label: {f"{lr:g}": 50.0} for label, lr in chosen.items()}
-        return {"setting": "", "rounds": rounds, "val_fraction": 0.1, "seed": 0, "scores": scores, "chosen": chosen}
+def test_a_page_says_what_was_published_and_could_not_be_read(plan: Plan) -> None:
+    text = RECIPE.replace('"iid" = 50.0', '"local.meen" = 50.0')
+    page = page_text(recipe := recipes.parse("mine", text), reproduce(replace(plan, recipe=recipe, only=("local",))))
+    assert "Published, but not measured by the runs that were made: local local.meen." in page
+    assert "`perfed reproduce mine.toml --budget full --seeds 1`" in page
 
-    assert joined_rates(tuning(5, a=0.1, b=0.1), tuning(5, b=0.3)) == tuning(5, a=0.1, b=0.3)
-    assert joined_rates(tuning(4, a=0.1), tuning(5, b=0.3)) == tuning(5, b=0.3), "tried otherwise"
+
+def test_sentences_about_a_share_of_the_rounds_are_not_said_of_all(plan: Plan, whole: dict[str, Any]) -> None:
+    text = RECIPE.replace(
+        'check = "[local local.mean] > 0 and', 'budget = "quick"\ncheck = "[local local.mean] > 0 and'
+    )
+    assert "Both were run" not in page_text(recipes.parse("mine", text), whole)
+
+
+def test_less_loss_is_better(plan: Plan) -> None:
+    found = reproduce(replace(plan, recipe=replace(plan.recipe, more=("local.loss",)), within=("",)))
+    cells = sorted((row["cells"]["local.loss"] for row in found["rows"].values()), key=lambda cell: cell["measured"])
+    assert [cell["rank_measured"] for cell in cells] == [1, 2]
+    assert cells[0]["measured"] < 5, "not in per cent"
 
 
 def test_settings_and_single_methods_are_shown_with_what_they_change(plan: Plan) -> None:
@@ -318,6 +159,24 @@ def test_how_figures_stand_to_those_of_the_paper() -> None:
     )
     bare = {label: {"cells": {"drawn/x": row["cells"]["drawn/x"]}} for label, row in rows.items()}
     assert first_of_all({"rows": bare, "own": ["b"], "missing": []}) == (0, 0), "no paper"
+
+
+def test_methods_with_more_seeds_are_compared_by_those_of_all() -> None:
+    """The second seed is kind to everybody, so who has it must not win by it."""
+    held: dict[str, tuple[list[int], list[float | None]]] = {
+        "a": ([0, 1, 2], [80.0, 95.0, None]), "b": ([0], [81.0]), "c": ([0, 1], [79.0, 96.0]),
+    }  # fmt: skip
+    rows: dict[str, Any] = {
+        label: {"seeds": {"s": seeds}, "cells": {"s/x": {"published": 1.0 + len(seeds), "values": values,
+                "measured": statistics.fmean(v for v in values if v is not None), "difference": 0.0}}}
+        for label, (seeds, values) in held.items()
+    }  # fmt: skip
+    rank(rows, [Column("s/x")])
+    assert [rows[label]["cells"]["s/x"]["rank_measured"] for label in "abc"] == [2, 1, 3]
+    assert in_order({"rows": rows}) == (1, 3)
+    rows["d"] = {"seeds": {"s": [5]}, "cells": {"s/x": {"values": [90.0], "measured": 90.0}}}
+    rank(rows, [Column("s/x")])
+    assert [rows[label]["cells"]["s/x"]["rank_measured"] for label in "abcd"] == [2, 4, 2, 1], "no seed in common"
 
 
 def test_side_by_side_is_the_same_as_in_turn(plan: Plan, tmp_path: Path) -> None:
@@ -398,6 +257,8 @@ def test_tuning_looks_at_validation_data_only(plan: Plan, monkeypatch: pytest.Mo
     assert len(jobs) == 4
     assert all("val_fraction = 0.1" in job.read_text() for job in jobs)
     assert best_rate({"0.1": 50.0, "0.01": 50.0, "1": None}) == 0.01
+    with pytest.raises(ConfigError, match="larger val_fraction"):
+        best_rate({"0.1": None})
     with pytest.raises(ConfigError, match="nothing to tune"):
         tune(replace(plan, recipe=replace(plan.recipe, tune=None)))
 
@@ -421,6 +282,14 @@ def test_the_command_prints_the_table_and_keeps_the_choice(tmp_path: Path, monke
         assert "## Learning rates" in page, "they stay"
         assert "Budget full" in page, "the page is of the largest budget"
     assert json.loads((tmp_path / "results" / "mine.json").read_text())["tuning"] == held["tuning"]
+    (tmp_path / "mine.toml").write_text(RECIPE.replace("lr = 0.1\n", "lr = 0.2\n"))
+    words = ("--budget", "full", "--settings", "iid", "--runs", "other", "--results", "other", "--in-turn")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.json").write_text(json.dumps({"recipe": "mine", "tuning": held["tuning"]}))
+    assert call("reproduce", "mine.toml", *words).exit_code == 0
+    assert "tuning" not in json.loads((tmp_path / "other" / "mine.json").read_text()), "other rates were taken"
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    assert "is a file" in call("reproduce", "mine.toml", "--results", "mine.toml").stderr
     words = ("--budget", "full", "--settings", "iid", "--join", "results/mine.json", "--runs", "elsewhere")
     joined = call("reproduce", "mine.toml", *words)
     assert joined.exit_code == 0, joined.output

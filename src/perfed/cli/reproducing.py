@@ -62,12 +62,18 @@ def reproduce(
     from perfed import recipes as kept
     from perfed import reproduce as reproducing
     from perfed.cli.gridwatch import GridWatch
-    from perfed.joining import joined_rates
+    from perfed.joining import joined_rates, results_in
     from perfed.recipes.budget import BUDGETS
 
     if budget not in BUDGETS:
         raise ConfigError(f"budget = {budget[:80]!r} is not accepted.", "It must be smoke, quick or full.")
+    for place in (results, pages):
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"{place} is a file.", "Name a directory.")
     recipe, cores = kept.load(name), workers or os.cpu_count() or 1
+    for source in join or ():
+        results_in(source)  # what cannot be read is told before learning rates are tried
+    file = measured.results_file(recipe.name, budget, results)
     plan = reproducing.Plan(
         recipe=recipe,
         budget=budget,
@@ -86,13 +92,19 @@ def reproduce(
             if rates := reproducing.rates_in(source, recipe.name):
                 extra = {"tuning": joined_rates(rates, extra.get("tuning", rates))}
         if budget != "smoke":
-            plan.keep_all(range(seeds), measured.results_file(recipe.name, budget, results))
+            plan.keep_all(range(seeds), file)
+
+        def keep(facts: dict[str, Any]) -> None:
+            """Not while it would have less than what is there."""
+            if not plan.lost(file):
+                reproducing.write(facts | extra, results)
+
         found = reproducing.reproduce(
             plan,
             range(seeds),
             top=top,
             top_seeds=range(top_seeds),
-            keep=lambda facts: reproducing.write(facts | extra, results),
+            keep=keep,
         )
     written = [reproducing.write(found | extra, results)]
     console = Console()

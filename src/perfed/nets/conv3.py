@@ -10,7 +10,9 @@ block. So every method that parts a body from a head parts the extractor from th
 does, and the head receives the last convolution's feature map. Its weights start from He's initialisation where a
 ReLU follows (K. He et al., Delving deep into rectifiers, ICCV 2015) and from Glorot's elsewhere: from PyTorch's own
 the signal fades before it has passed the attention, which has no residual connection, and at the paper's learning
-rate training hardly sets in.
+rate training hardly sets in. The extractor's feature map is divided by its root mean square (B. Zhang, R. Sennrich,
+Root mean square layer normalization, NeurIPS 2019). The paper has no normalisation; without one the maps of a shared
+extractor grow from round to round, until private classifiers that start late diverge on them.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def conv3attn(
     for linear in _linear(input_shape, widths[-1], hidden, num_classes).values():
         modules |= linear
     head: Layers = {"classifier": {"classifier": nn.Sequential(OrderedDict(modules))}}
-    net = stack({**_extractor(input_shape[0], widths), **head}, input_shape, num_classes)
+    extractor = _extractor(input_shape[0], widths)
+    extractor["conv3"]["norm3"] = nn.RMSNorm([widths[-1], rows, columns], elementwise_affine=False, eps=1e-6)
+    net = stack({**extractor, **head}, input_shape, num_classes)
     for name, module in net.module.named_modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             before_relu = name.startswith("conv") or name.endswith("fc1")

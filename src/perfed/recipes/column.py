@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LOWER = (".std", "param_batches", "flops")
+LOWER = (".std", ".loss", "param_batches", "flops")
 SETTLED = "settled."
 CLIENT = "client."
 TOOK_PART = "local.took_part"

@@ -4,6 +4,8 @@
 
 A figure is [LABEL COLUMN] or [LABEL COLUMN FIELD] with the fields of a cell: measured (the default), published,
 difference, spread, rank_measured, rank_published, and seedN for the N-th of the measured values.
+
+With `seeds = N` a sentence is about figures that are each of N seeds, with `budget` about results of that budget.
 """
 
 from __future__ import annotations
@@ -26,11 +28,18 @@ class Reading:
 
     claim: str
     check: str
+    seeds: int | None = None
+    budget: str | None = None
 
     def known(self, rows: Mapping[str, Any]) -> bool:
-        """Whether all its figures are measured; a deviation over seeds needs more than one of them."""
+        """Whether all its figures are measured, with its seeds; a deviation over seeds needs more than one of them."""
         cells = [_named(text, rows) for text in re.findall(r"\[([^\]]+)\]", self.check)]
-        return all("measured" in cell and _field(cell, kind) is not None for cell, kind in cells)
+        return all(
+            "measured" in cell
+            and _field(cell, kind) is not None
+            and self.seeds in (None, sum(value is not None for value in cell.get("values", ())))
+            for cell, kind in cells
+        )
 
     def holds(self, rows: Mapping[str, Any]) -> bool:
         """Whether the rows of a results file make the comparison true; every figure in it must be there."""

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfed import rundir
+from perfed import recipes, rundir
 from perfed.hyperparameters import NONE
 from perfed.measured import markdown, results_file
 from perfed.recipes import Recipe
 from perfed.recipes.budget import shared
+from perfed.recipes.column import Column
 from perfed.report.tables import duration
 from perfed.standing import first_of_all, in_order
 
@@ -94,14 +95,30 @@ def _summary(recipe: Recipe, found: Mapping[str, Any]) -> str:
         lines.append(f"Pairs of methods in the published order: {same} of {pairs}.")
     first, of = first_of_all(found)
     if of:
-        lines.append(f"The paper's own method ranks first in {first} of {of} columns that were measured in full.")
+        lines.append(
+            f"The paper's own method ranks first in {first} of {of} columns of the paper in which every method was run."
+        )
+    if len({tuple(seeds) for row in found["rows"].values() for seeds in row.get("seeds", {}).values()}) > 1:
+        lines.append("Where methods have different seeds, ranks and pairs are by those that all of the column have.")
     refused = {label: sum(map(sum, row["faults"].values())) for label, row in found["rows"].items() if "faults" in row}
     if refused:
         each = ", ".join(f"{count} of {label}" for label, count in refused.items())
         lines.append(f"Updates that were refused, as their values were not finite or not as declared: {each}.")
+    if unread := _unread(found):
+        lines.append(f"Published, but not measured by the runs that were made: {', '.join(unread)}.")
     if found["missing"]:
         lines.append(f"Not run yet: {_missing(recipe, found)}. Ranks are among what was run.")
     return " ".join(lines)
+
+
+def _unread(found: Mapping[str, Any]) -> list[str]:
+    """Published figures without a measured one although the method was run."""
+    return [
+        f"{label} {key}"
+        for label, row in found["rows"].items()
+        for key, cell in row["cells"].items()
+        if "published" in cell and "measured" not in cell and (Column(key).setting or "run") in row.get("seeds", {})
+    ]
 
 
 def _missing(recipe: Recipe, found: Mapping[str, Any]) -> str:
@@ -121,7 +138,8 @@ def _missing(recipe: Recipe, found: Mapping[str, Any]) -> str:
 def _readings(recipe: Recipe, found: Mapping[str, Any]) -> str:
     """The claims that hold on these figures. A claim that does not is kept out; a test reports it."""
     rows = found["rows"]
-    return "\n".join(f"- {reading.claim}" for reading in recipe.reading if reading.known(rows) and reading.holds(rows))
+    said = [reading for reading in recipe.reading if reading.budget in (None, found["budget"])]
+    return "\n".join(f"- {reading.claim}" for reading in said if reading.known(rows) and reading.holds(rows))
 
 
 def _protocol(recipe: Recipe, found: Mapping[str, Any]) -> str:
@@ -166,7 +184,8 @@ def _tuning(tuning: Mapping[str, Any]) -> str:
 def _origin(recipe: Recipe, found: Mapping[str, Any]) -> str:
     budget = found["budget"]
     counts = _counts(found)
-    more = f", up to {max(counts)} seeds for some methods (`--top`)" if counts and max(counts) > min(counts) else ""
+    uneven = len(set(counts)) > 1
+    more = f", up to {max(counts)} seeds for some methods or settings" if uneven else ""
     text = (
         f"`{command(found)}`{more}; {results_file(recipe.name, budget, Path('results'))},"
         f" perfed {found['versions']['perfed']}, torch {found['versions']['torch']}. "
@@ -185,7 +204,8 @@ def _origin(recipe: Recipe, found: Mapping[str, Any]) -> str:
 def command(found: Mapping[str, Any]) -> str:
     """What makes these results, apart from seeds that only some of the methods have."""
     counts = _counts(found)
-    text = f"perfed reproduce {found['recipe']} --budget {found['budget']}"
+    name = found["recipe"] if found["recipe"] in recipes.names() else f"{found['recipe']}.toml"
+    text = f"perfed reproduce {name} --budget {found['budget']}"
     return f"{text} --seeds {min(counts)}" if counts else text
 
 
@@ -210,5 +230,5 @@ def results_of(results: Path, name: str) -> dict[str, Any] | None:
     for budget in ("full", "quick"):
         path = results_file(name, budget, results)
         if path.exists():
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            return dict(rundir.read_json(path))
     return None

@@ -15,8 +15,8 @@ from perfed.standing import first_of_all, in_order
 LEGEND = (
     "As published: figures within 2 points, or as close as the page says. Pairs in order: of two methods in a column,"
     " the one that is ahead in the paper is ahead here. Own method first: of the columns in which every method was run,"
-    " those with the paper's method in front. `quick` is a share of the rounds, named on the page. Where a protocol had"
-    " to depart from the paper's, as in pFedC's tables, the page says how."
+    " those with the paper's method in front or level. `quick` is a share of the rounds, named on the page. Where a"
+    " protocol had to depart from the paper's, as in pFedC's tables, the page says how."
 )
 
 
@@ -60,7 +60,7 @@ def overview(results: Path, pages: str) -> str:
 
 def standings(recipe: Recipe, found: Mapping[str, Any]) -> list[str]:
     """How far a table is, and how it stands to its paper."""
-    part = f", {len(found['missing'])} of {len(recipe.cells)} runs missing" if found["missing"] else ""
+    part = f", {len(found['missing'])} of {len(recipe.cells)} not run" if found["missing"] else ""
     state = "counted" if recipe.dry else f"{found['budget']}, {seeds_note(found)}{part}"
     counts = (found["within_2_points"], in_order(found), first_of_all(found))
     return [state, *(f"{number} of {of}" if of else "–" for number, of in counts)]
@@ -70,11 +70,12 @@ def totals(results: Path) -> str:
     """How many of the papers' tables are measured."""
     found = {name: results_of(results, name) for name in kept.names()}
     of_papers = {name: held for name, held in found.items() if _published(kept.load(name))}
-    whole = sum(held is not None and not held["missing"] for held in of_papers.values())
-    part = sum(held is not None and bool(held["missing"]) for held in of_papers.values())
+    begun = {name: held for name, held in of_papers.items() if held is not None}
+    counted = sum(bool(kept.load(name).dry) for name in begun)
+    whole = sum(held["budget"] == "full" and not held["missing"] for held in begun.values()) - counted
     return (
         f"Of {len(of_papers)} recipes with published figures, each a table, a figure or a part of one, {whole} are"
-        f" measured in full and {part} in part."
+        f" measured in full, {len(begun) - whole - counted} in part or for a share of the rounds, {counted} counted."
     )
 
 
