@@ -108,9 +108,11 @@ def measured(name: str, data_dir: str) -> dict[str, Any]:
     budget, seeds = SET[name]
     recipe = recipes.load(name)
     plan, spent, alike = Plan(recipe=recipe, budget=budget, out=Path(), data_dir=data_dir), {}, None
-    cells = recipe.cells
+    cells = set(plan.makers.values())  # rows that share their runs cost once
     for label in recipe.entries:
-        mine = [cell for cell in cells if cell.label == label]
+        mine = [cell for cell in recipe.cells if cell.label == label and cell in cells]
+        if not mine:
+            continue
         made = alike = prepare(plan.config(mine[0], 0), alike=alike)
         with tempfile.TemporaryDirectory() as place:
             found = sampled(made, Path(place))

@@ -55,17 +55,18 @@ def taken(plan: Plan, source: Path) -> Runs:
 
 def _read_as(plan: Plan, cell: Cell, other: Plan, there: Cell, ran: Ran) -> dict[str, float] | None:
     """A run's values under the columns of another recipe; None if it was not read for all of them."""
-    held, wanted = _readings(other, there), _readings(plan, cell)
-    if not wanted.keys() <= held.keys():
+    held = {which: key for key, which in _readings(other, there).items()}
+    wanted = _readings(plan, cell)
+    if not set(wanted.values()) <= held.keys():
         return None
-    return {key: ran.values[held[which]] for which, key in wanted.items() if held[which] in ran.values}
+    return {key: ran.values[held[which]] for key, which in wanted.items() if held[which] in ran.values}
 
 
-def _readings(plan: Plan, cell: Cell) -> dict[tuple[str, int | None], str]:
-    """The columns of a cell by what is read and after which of the rounds that are run."""
+def _readings(plan: Plan, cell: Cell) -> dict[str, tuple[str, int | None]]:
+    """For every column of a cell, what is read and after which of the rounds that are run."""
     share = plan.recipe.quick if plan.budget == "quick" else 1.0
     return {
-        (c.metric, None if c.round is None else shared(c.round, share)): c.key
+        c.key: (c.metric, None if c.round is None else shared(c.round, share))
         for c in plan.recipe.columns
         if c.setting == cell.setting
     }

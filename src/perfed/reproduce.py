@@ -120,8 +120,10 @@ class Plan:
 
     def lost(self, place: Path, seeds: Iterable[int] = ()) -> list[str]:
         """The runs of a results file that are neither finished nor made by a call with these seeds."""
+        if self.recipe.dry or not place.exists():
+            return []
         try:
-            if not place.exists() or results_in(place).get("recipe") != self.recipe.name:
+            if results_in(place).get("recipe") != self.recipe.name:
                 return []
         except StoreError:  # damaged: to be replaced
             return []

@@ -307,6 +307,8 @@ def test_the_command_prints_the_table_and_keeps_the_choice(tmp_path: Path, monke
     assert "Give a TOML file" in " ".join(call("reproduce", "folder.toml").stderr.split())
     assert "There is no file other.toml" in call("reproduce", "other.toml").stderr
     assert "Known: base, iid" in " ".join(call("reproduce", "mine.toml", "--settings", "some").stderr.split())
+    for _ in range(2):  # there is nothing to lose in what is counted
+        assert call("reproduce", "scheduling-table4", "--budget", "full").exit_code == 0
     assert "Leave --only out" in " ".join(call("reproduce", "scheduling-table4", "--only", "anti").stderr.split())
 
 
