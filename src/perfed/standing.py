@@ -102,8 +102,10 @@ def keys(rows: Rows) -> list[str]:
 
 
 def _same_runs(rows: Rows, key: str, a: str, b: str) -> bool:
-    ends = [rows[label].get("state_sha256", {}).get(Column(key).setting or "run") for label in (a, b)]
-    return bool(ends[0]) and ends[0] == ends[1]
+    """Whether two rows tell of the same runs. Fine-tuning leaves the federation's state as it is: that is not all."""
+    setting = Column(key).setting or "run"
+    ends = [rows[label].get("state_sha256", {}).get(setting) for label in (a, b)]
+    return bool(ends[0]) and ends[0] == ends[1] and rows[a]["method"] == rows[b]["method"]
 
 
 def _ahead(a: float, b: float) -> float:

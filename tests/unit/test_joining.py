@@ -61,6 +61,8 @@ def test_rows_with_the_same_configuration_share_their_runs(plan: Plan, tmp_path:
     assert in_order({"rows": rows})[1] == in_order({"rows": {k: rows[k] for k in ("local", "fedper")}})[1] + 1, (
         "level with local by nature, which says nothing"
     )
+    tuned = rows["alone"] | {"method": "local+ft"}
+    assert in_order({"rows": rows | {"alone": tuned}})[1] == in_order({"rows": rows})[1] + 1, "the state is not all"
     best = [cell.label for cell in best_cells(replace(plan, within=("",)), 2)]
     assert sorted(best) == ["alone", "fedper"], "two methods, not two names of one"
 
