@@ -37,14 +37,17 @@ def taken(plan: Plan, source: Path) -> Runs:
         other = replace(plan, recipe=recipes.load(name))
     if other.recipe.dry:
         raise StoreError(f"{source} is of {name}, which is counted and has no runs.", "Leave it out of --join.")
-    made = {other.words(cell, ran.seed): (cell, ran) for cell, some in told(other, source).items() for ran in some}
-    seeds = sorted({ran.seed for _, ran in made.values()})
+    made: dict[str, list[tuple[Cell, Ran]]] = {}
+    for there, ran in ((there, ran) for there, some in told(other, source).items() for ran in some):
+        made.setdefault(other.words(there, ran.seed), []).append((there, ran))
+    seeds = sorted({ran.seed for some in made.values() for _, ran in some})
     runs: Runs = {}
     for cell in plan.recipe.cells:
         for seed in seeds:
-            there, ran = made.get(plan.words(cell, seed), (cell, None))
-            if ran and (values := _read_as(plan, cell, other, there, ran)) is not None:
-                runs.setdefault(cell, []).append(replace(ran, values=values))
+            same = sorted(made.get(plan.words(cell, seed), ()), key=lambda one: one[0] != cell)
+            read = [(ran, _read_as(plan, cell, other, there, ran)) for there, ran in same]
+            if found := [replace(ran, values=values) for ran, values in read if values is not None]:
+                runs.setdefault(cell, []).append(found[0])
     if not runs:
         raise StoreError(
             f"{source} has no run that {plan.recipe.name} would make too, with a figure for each of its columns.",

@@ -134,10 +134,11 @@ class Plan:
                 f"{place} would be replaced, and what it has cannot be kept: {error.cause}",
                 "Move it elsewhere, or give another --results.",
             ) from None
-        kept = {(self.makers[cell], ran.seed) for cell, some in self.finished().items() for ran in some}
-        kept |= {(self.makers[cell], seed) for cell in self.cells for seed in seeds}
+        kept = {(cell, ran.seed) for cell, some in self.finished().items() for ran in some}
+        running, tries = {self.makers[cell] for cell in self.cells}, list(seeds)
+        kept |= {(cell, seed) for cell in self.recipe.cells if self.makers[cell] in running for seed in tries}
         runs = [(cell, ran.seed) for cell, some in before.items() for ran in some]
-        return [f"{cell.name}, seed {seed}" for cell, seed in runs if (self.makers[cell], seed) not in kept]
+        return [f"{cell.name}, seed {seed}" for cell, seed in runs if (cell, seed) not in kept]
 
     def keep_all(self, seeds: Iterable[int], place: Path) -> None:
         """Refuse to replace a results file by one that lacks some of its runs."""

@@ -102,10 +102,11 @@ def keys(rows: Rows) -> list[str]:
 
 
 def _same_runs(rows: Rows, key: str, a: str, b: str) -> bool:
-    """Whether two rows tell of the same runs. Fine-tuning leaves the federation's state as it is: that is not all."""
+    """Whether two rows tell of the same runs. Fine-tuning leaves the federation's state, but not the figures."""
     setting = Column(key).setting or "run"
     ends = [rows[label].get("state_sha256", {}).get(setting) for label in (a, b)]
-    return bool(ends[0]) and ends[0] == ends[1] and rows[a]["method"] == rows[b]["method"]
+    values = [rows[label]["cells"][key].get("values") for label in (a, b)]
+    return bool(ends[0]) and ends[0] == ends[1] and values[0] == values[1]
 
 
 def _ahead(a: float, b: float) -> float:

@@ -61,7 +61,8 @@ def test_rows_with_the_same_configuration_share_their_runs(plan: Plan, tmp_path:
     assert in_order({"rows": rows})[1] == in_order({"rows": {k: rows[k] for k in ("local", "fedper")}})[1] + 1, (
         "level with local by nature, which says nothing"
     )
-    tuned = rows["alone"] | {"method": "local+ft"}
+    values = rows["alone"]["cells"]["local.mean"] | {"values": [1.0, 2.0]}
+    tuned = rows["alone"] | {"cells": {"local.mean": values}}
     assert in_order({"rows": rows | {"alone": tuned}})[1] == in_order({"rows": rows})[1] + 1, "the state is not all"
     best = [cell.label for cell in best_cells(replace(plan, within=("",)), 2)]
     assert sorted(best) == ["alone", "fedper"], "two methods, not two names of one"
@@ -99,6 +100,17 @@ def test_runs_that_two_tables_share_are_made_once(tmp_path: Path) -> None:
         more.join([results / "cd2-table1.json"])
     assert rates_in(results / "cd2-table1.json", "cd2-table1")
     assert rates_in(results / "cd2-table1.json", "cd2-figure5") is None, "chosen for another table"
+
+
+def test_settings_with_the_same_runs_keep_each_their_columns(plan: Plan, tmp_path: Path) -> None:
+    text = RECIPE.replace('split = "iid"', 'split = "classes:2"').replace('"iid" = 50.0', '"iid/local.std" = 5.0')
+    plan = replace(plan, recipe=recipes.parse("mine", text), only=("local",))
+    held = write(whole := reproduce(plan), tmp_path / "results")
+    assert len(list(tmp_path.rglob("config.toml"))) == 1
+    part = replace(plan, out=tmp_path / "elsewhere", within=("iid",))
+    assert part.join([held]).facts()["rows"] == whole["rows"]
+    part.keep_all(range(1), held)  # the other setting's figures come of the same run
+    assert part.lost(held) == ["local, seed 0", "iid/local, seed 0"]
 
 
 def test_a_figure_of_another_round_is_not_taken_over(plan: Plan) -> None:

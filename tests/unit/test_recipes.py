@@ -215,6 +215,12 @@ def test_a_sentence_about_one_seed_is_about_one_seed() -> None:
         assert reading.known({"a": {"cells": {"x": {"measured": 2.0, "values": values}}}}) is known
 
 
+@pytest.mark.parametrize("odd", [{"seeds": 0}, {"seeds": "1"}, {"budget": "quik"}])
+def test_a_sentence_about_nothing_is_refused(odd: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"A reading has {next(iter(odd))} = "):
+        Reading(claim="", check="[a x] > 1", **odd)
+
+
 @pytest.mark.parametrize("name", recipes.names())
 def test_sentences_say_of_how_many_seeds_they_are(name: str) -> None:
     for reading in recipes.load(name).reading:

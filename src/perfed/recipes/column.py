@@ -59,8 +59,8 @@ class Column:
 
     @property
     def whole(self) -> bool:
-        """Whether it counts something, instead of being a share shown in per cent."""
-        return self.metric.startswith(SETTLED) or self.metric in LOWER
+        """Whether it is a number of its own, instead of a share shown in per cent."""
+        return self.metric.startswith(SETTLED) or self.metric.endswith(".loss") or self.metric in LOWER
 
     @property
     def words(self) -> str:

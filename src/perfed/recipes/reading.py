@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfed.errors import ConfigError
+from perfed.recipes.budget import BUDGETS
 
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 TOKEN = re.compile(r"\s*(?:\[([^\]]+)\]|(\d+(?:\.\d+)?)|(<=|>=|==|<|>)|([+-]))")
@@ -30,6 +31,12 @@ class Reading:
     check: str
     seeds: int | None = None
     budget: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.seeds is not None and (not isinstance(self.seeds, int) or self.seeds < 1):
+            raise ConfigError(f"A reading has seeds = {self.seeds!r}.", "It must be a whole number above 0.")
+        if self.budget not in (None, *BUDGETS):
+            raise ConfigError(f"A reading has budget = {self.budget!r}.", f"It must be one of {', '.join(BUDGETS)}.")
 
     def known(self, rows: Mapping[str, Any]) -> bool:
         """Whether all its figures are measured, with its seeds; a deviation over seeds needs more than one of them."""
