@@ -95,5 +95,5 @@ class Grouped(nn.Module):
 def test_what_cannot_be_followed_is_refused_by_name() -> None:
     with pytest.raises(NetError, match="paired"):
         hidden_neurons(nets.wrap(Grouped(), "head", (1, 8, 8)))
-    with pytest.raises(NetError, match="attention"):
+    with pytest.raises(NetError, match="norm3"):
         hidden_neurons(nets.build("conv3attn", (1, 16, 16), 10))
