@@ -16,6 +16,8 @@ CHOICES = ("data", "net", "method")
 """Words whose value is a name, or a table with a name and options."""
 INDIFFERENT = ("workers", "engine", "out", "data_dir")
 """Words that change no result."""
+DIVISION = ("split", "clients", "test", "test_fraction", "val_fraction", "shift", "unseen", "external", "assignment")
+"""The words that say how data is divided and scored on."""
 GIVEN = "python:"
 """Begins the name of an object that was given in Python and cannot be made from its name."""
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from perfed import config as configuration
 from perfed import hyperparameters, rundir
-from perfed.config import GIVEN, Config
+from perfed.config import DIVISION, GIVEN, Config
 from perfed.core.method import Method
 from perfed.core.registry import methods as registered
 from perfed.data import Federation, Source
@@ -27,7 +27,6 @@ from perfed.result import Result
 Data = str | Path | Mapping[str, Any] | Source | Federation
 Network = str | Mapping[str, Any] | Net
 Algorithm = str | Mapping[str, Any] | Method
-DIVISION = ("split", "clients", "test", "test_fraction", "val_fraction", "shift", "unseen", "external", "assignment")
 
 
 def run(

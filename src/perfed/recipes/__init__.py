@@ -28,8 +28,6 @@ from perfed.recipes.reading import Reading
 __all__ = ["Budget", "Cell", "Column", "Entry", "Recipe", "Setting", "Tune", "load", "names", "parse"]
 
 METRIC = "local.mean"
-DIVISION = ("data", "split", "clients", "test", "test_fraction", "val_fraction", "shift", "unseen", "assignment")
-"""Words that divide the data, which is the same for all methods of a setting."""
 KNOWN = {
     "title", "paper", "table", "own", "quick", "notes", "get", "run", "method", "methods", "settings", "smoke", "dry",
     "metric", "columns", "within", "tune", "tuned", "reading",
@@ -297,7 +295,9 @@ def _check(recipe: Recipe) -> None:
     if odd := [label for label in recipe.entries if "/" in label]:
         raise ConfigError(f"A method of the recipe {recipe.name} is named {odd[0]!r}.", "Give it a name without '/'.")
     for label, entry in recipe.entries.items():
-        if dividing := [f"{word} = {value!r}" for word, value in entry.run.items() if word in DIVISION]:
+        if dividing := [
+            f"{word} = {value!r}" for word, value in entry.run.items() if word in ("data", *configuration.DIVISION)
+        ]:
             raise ConfigError(
                 f"The method {label} of the recipe {recipe.name} has {dividing[0]} of its own.",
                 "Methods are compared on the same data: make it a setting.",
