@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 REPRODUCTIONS = ROOT / "docs" / "reproductions"
@@ -68,12 +70,27 @@ def side_by_side(found: dict[str, Any]) -> str:
                 f" {min(each):.2f} to {max(each):.2f} | {one['eval']:.3f} |"
                 f" {ratios[1]:.2f} | {accuracy:.2f} | {one['peak_mb']} |"
             )
-        close = "agree" if work["accuracies_agree"] else "do not agree"
-        text += ["", f"On the same divisions the accuracies {close}.", ""]
+        text += ["", accuracies(work), ""]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return "\n".join(text) + (
-        f"\nBest of {found['repeats']}, mean of {found['rounds']} rounds each, on {found['machine']}; {versions}."
+        f"\nBest of {found['repeats']} by the sample, as divisions differ in size, times their mean size; mean of"
+        f" {found['rounds']} rounds each, on {found['machine']}; {versions}."
         " Made by `make bench`; results/bench.json."
+    )
+
+
+def accuracies(work: dict[str, Any]) -> str:
+    """Whether the tools are found to differ in accuracy, and how large a difference would have been found."""
+    from scipy import stats
+
+    if not work["accuracies_agree"]:
+        return "On the same divisions the accuracies do not agree."
+    own, *others = (np.array(one["accuracy"]) for one in work["tools"].values() if "error" not in one)
+    spread = max(float(np.std(other - own, ddof=1)) for other in others)
+    least = 100 * stats.t.ppf(0.995, len(own) - 1) * spread / len(own) ** 0.5
+    return (
+        f"On the same divisions no difference in accuracy is found; {len(own)} repeats could find one of"
+        f" {least:.1f} points or more."
     )
 
 
@@ -165,8 +182,8 @@ def compute(found: dict[str, Any]) -> str:
     fast, plain = total["fast"], total["plain"]
     runs = sum(one["runs"] for one in found["recipes"].values())
     lines.append(f"| all | | {runs} | {fast:.1f} | {plain:.1f} | {plain / fast:.2f} x |")
-    made = f"Sampled, not run, on {found['machine']}; torch {found['versions']['torch']}. Made by"
-    return "\n".join(lines) + f"\n\n{made} `python benchmarks/compute.py`; results/compute.json."
+    made = f"CPU time divided by two, sampled, not run, on {found['machine']}; torch {found['versions']['torch']}."
+    return "\n".join(lines) + f"\n\n{made} Made by `python benchmarks/compute.py`; results/compute.json."
 
 
 OWN = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from perfed.recipes.column import Column
 
@@ -74,11 +74,12 @@ def in_order(found: Mapping[str, Any]) -> tuple[int, int]:
     return same, of
 
 
-def first_of_all(found: Mapping[str, Any]) -> tuple[int, int]:
+def first_of_all(found: Mapping[str, Any], kind: Literal["measured", "published"] = "measured") -> tuple[int, int]:
     """In how many columns one of the paper's own methods ranks first, of how many that are the paper's.
 
     A column counts once every method of its setting was run, and if an own method and another one have figures in it.
-    The paper's are columns with published figures, and settings that it draws without numbers.
+    The paper's are columns with published figures, and settings that it draws without numbers. With `published`: in how
+    many of these columns it is first in the paper, of those for which the paper has figures to rank.
     """
     open_settings = {name.rpartition("/")[0] for name in found["missing"]}
     printed = {key for row in found["rows"].values() for key, cell in row["cells"].items() if "published" in cell}
@@ -86,13 +87,12 @@ def first_of_all(found: Mapping[str, Any]) -> tuple[int, int]:
     best = []
     for key in keys(found["rows"]):
         cells = {label: row["cells"].get(key, {}) for label, row in found["rows"].items()}
-        own = [
-            cell["rank_measured"] for label, cell in cells.items() if label in found["own"] and "rank_measured" in cell
-        ]
+        own = [cell for label, cell in cells.items() if label in found["own"] and "rank_measured" in cell]
         said = key in printed or (bool(printed) and Column(key).setting not in settings)
         several = sum("measured" in cell for cell in cells.values()) > 1
         if own and said and several and Column(key).setting not in open_settings:
-            best.append(min(own))
+            places = [cell[f"rank_{kind}"] for cell in own if f"rank_{kind}" in cell]
+            best += [min(places)] if places else []
     return best.count(1), len(best)
 
 

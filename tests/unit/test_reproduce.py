@@ -151,12 +151,15 @@ def test_how_figures_stand_to_those_of_the_paper() -> None:
     assert first_of_all({"rows": rows, "own": ["b"], "missing": []}) == (1, 1)
     assert first_of_all({"rows": rows, "own": ["a"], "missing": ["t/e"]}) == (0, 1)
     assert first_of_all({"rows": rows, "own": ["b"], "missing": ["s/e"]}) == (0, 0)
+    assert first_of_all({"rows": rows, "own": ["b"], "missing": []}, "published") == (0, 1)
+    assert first_of_all({"rows": rows, "own": ["a"], "missing": []}, "published") == (1, 1)
     for number, row in enumerate(rows.values()):
         row["cells"] |= {key: {"measured": float(number)} for key in ("s/more", "drawn/x")}
     rank(rows, [Column("s/more"), Column("drawn/x")])
     assert first_of_all({"rows": rows, "own": ["b"], "missing": []}) == (1, 2), (
         "what is drawn counts, what is added not"
     )
+    assert first_of_all({"rows": rows, "own": ["a"], "missing": []}, "published") == (1, 1), "a drawing has no ranks"
     bare = {label: {"cells": {"drawn/x": row["cells"]["drawn/x"]}} for label, row in rows.items()}
     assert first_of_all({"rows": bare, "own": ["b"], "missing": []}) == (0, 0), "no paper"
 

@@ -14,9 +14,11 @@ from perfed.standing import first_of_all, in_order
 
 LEGEND = (
     "As published: figures within 2 points, or as close as the page says. Pairs in order: of two methods in a column,"
-    " the one that is ahead in the paper is ahead here. Own method first: of the columns in which every method was run,"
-    " those with the paper's method in front or level. `quick` is a share of the rounds, named on the page. Where a"
-    " protocol had to depart from the paper's, as in pFedC's tables, the page says how."
+    " the one that is ahead in the paper is ahead here; FedAvg against a personalised method is an easy pair, and rows"
+    " that share their runs make none. Own method first: of the columns in which every method was run, those with the"
+    " paper's method in front or level; in the paper: the same of its published figures. `quick` is a share of the"
+    " rounds, named on the page. Where a protocol had to depart from the paper's, as in pFedC's tables, the page says"
+    " how."
 )
 
 
@@ -29,27 +31,30 @@ def index(results: Path) -> str:
         " NAME --budget full --data-dir DIR`. Its page has published and measured figures, the protocol, and what"
         " follows from them.",
         "",
-        "| recipe | table | state | as published | pairs in order | own method first | time |",
-        "|---|---|---|---:|---:|---:|---:|",
+        "| recipe | table | state | as published | pairs in order | own method first | in the paper | time |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     spent: dict[tuple[str, float], float] = {}
     for name in kept.names():
         recipe, found = kept.load(name), results_of(results, name)
         title = f"{recipe.paper}, {recipe.table}"
         if found is None:
-            lines.append(f"| `{name}` | {title} | not yet | – | – | – | – |")
+            lines.append(f"| `{name}` | {title} | not yet | – | – | – | – | – |")
             continue
         seconds = compute(found)
         spent |= seconds
         cells = [*standings(recipe, found), duration(sum(seconds.values())) if seconds else "–"]
         lines.append(f"| [`{name}`]({name}.md) | {title} | {' | '.join(cells)} |")
-    lines += ["", f"{totals(results)} The runs took {sum(spent.values()) / 3600:.1f} hours. {LEGEND}", ""]
+    lines += ["", f"{totals(results)} The runs took {sum(spent.values()) / 3600:.1f} hours by the clock. {LEGEND}", ""]
     return "\n".join(lines)
 
 
 def overview(results: Path, pages: str) -> str:
     """The papers' tables that are measured, in full or in part."""
-    lines = ["| table | state | as published | pairs in order | own method first |", "|---|---|---:|---:|---:|"]
+    lines = [
+        "| table | state | as published | pairs in order | own method first | in the paper |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
     for name in kept.names():
         recipe, found = kept.load(name), results_of(results, name)
         if found and _published(recipe):
@@ -62,7 +67,7 @@ def standings(recipe: Recipe, found: Mapping[str, Any]) -> list[str]:
     """How far a table is, and how it stands to its paper."""
     part = f", {len(found['missing'])} of {len(recipe.cells)} not run" if found["missing"] else ""
     state = "counted" if recipe.dry else f"{found['budget']}, {seeds_note(found)}{part}"
-    counts = (found["within_2_points"], in_order(found), first_of_all(found))
+    counts = (found["within_2_points"], in_order(found), first_of_all(found), first_of_all(found, "published"))
     return [state, *(f"{number} of {of}" if of else "–" for number, of in counts)]
 
 
