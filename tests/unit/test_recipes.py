@@ -207,6 +207,8 @@ def test_methods_of_a_recipe_have_the_same_data() -> None:
         recipes.parse("mine", head + '[methods.local]\nrun = { split = "iid" }')
     with pytest.raises(ConfigError, match="named 'a/b'"):
         recipes.parse("mine", head + '[methods."a/b"]\nmethod = "local"')
+    with pytest.raises(ConfigError, match="named 'two classes', which a reading cannot name"):
+        recipes.parse("mine", head + '[methods.local]\n[settings."two classes"]\n')
 
 
 def test_a_sentence_about_one_seed_is_about_one_seed() -> None:

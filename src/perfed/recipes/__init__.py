@@ -294,6 +294,11 @@ def _check(recipe: Recipe) -> None:
         raise ConfigError(f"A setting of the recipe {recipe.name} is named {taken[0]!r}.", "Give it another name.")
     if odd := [label for label in recipe.entries if "/" in label]:
         raise ConfigError(f"A method of the recipe {recipe.name} is named {odd[0]!r}.", "Give it a name without '/'.")
+    if blank := [name for name in (*recipe.settings, *recipe.entries) if name != "".join(name.split())]:
+        raise ConfigError(
+            f"A setting or method of the recipe {recipe.name} is named {blank[0]!r}, which a reading cannot name.",
+            "Give it a name without blanks.",
+        )
     for label, entry in recipe.entries.items():
         if dividing := [
             f"{word} = {value!r}" for word, value in entry.run.items() if word in ("data", *configuration.DIVISION)
