@@ -98,6 +98,17 @@ def test_a_line_joins_figures_of_one_metric_only() -> None:
     dots._lines(figure, {"a": {"cells": {key: {"measured": 50.0} for key in keys}}}, keys)
     joined = [len(line.get_xdata()) for line in figure.axes[0].lines]
     assert sorted(joined) == [0, 0, 1, 3]  # the name in the legend, no rings, n, m
+    assert figure.axes[0].get_title() == "dots: measured", "nothing is said of rings that are not there"
+
+
+def test_few_settings_have_a_panel_for_every_column(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr(dots, "_panels", lambda *_: drawn.append("panels"))
+    monkeypatch.setattr(dots, "_lines", lambda *_: drawn.append("lines"))
+    for settings in (("s",), ("s", "t"), ("s", "t", "u", "v")):
+        cells = {f"{setting}/{metric}": {"measured": 50.0} for setting in settings for metric in ("m", "n")}
+        draw({"rows": {"a": {"cells": cells}}}, tmp_path / "a.svg")
+    assert drawn == ["panels", "panels", "lines"]
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -13,7 +13,7 @@ from perfed.recipes.column import SETTLED, Column
 from perfed.report.figures import COLOURS, LINES
 
 PANELS, MANY = 3, 12
-"""Columns up to which each has a panel of its own, twice as many of one setting or in a table of many methods.
+"""Columns up to which each has a panel of its own, twice as many of one or two settings or in a table of many methods.
 
 More are drawn as lines over the settings."""
 
@@ -27,7 +27,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     rows = found["rows"]
     keys = [key for key in standing.keys(rows) if any("measured" in row["cells"].get(key, {}) for row in rows.values())]
     with mpl.rc_context({"svg.hashsalt": "perfed", "font.size": 8}):
-        alike = len(rows) >= MANY or len({Column(key).setting for key in keys}) == 1
+        alike = len(rows) >= MANY or len({Column(key).setting for key in keys}) <= 2
         few = len(keys) <= (2 * PANELS if alike else PANELS)
         figure = Figure(
             figsize=(2.6 * max(1, len(keys)) + 1.4 if few else 8.0, 1.2 + 0.22 * len(rows) if few else 3.8),
@@ -86,7 +86,8 @@ def _lines(figure: Any, rows: Mapping[str, Any], keys: list[str]) -> None:
     one = len({key.rpartition("/")[2] for key in keys}) == 1
     shown = [Column(key).setting if one else key for key in keys]
     axes.set_xticks(range(len(keys)), shown, rotation=0 if one else 30, ha="center" if one else "right")
-    axes.set_title("dots: measured; rings: published")
+    published = any("published" in row["cells"].get(key, {}) for row in rows.values() for key in keys)
+    axes.set_title(f"dots: measured{'; rings: published' if published else ''}")
     axes.set_ylabel(f"{Column(keys[0]).metric}, {_unit(keys[0])}" if one else _unit(keys[0]))
     _plain(axes)
     figure.legend(loc="outside right center", frameon=False)
