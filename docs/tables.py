@@ -73,8 +73,8 @@ def side_by_side(found: dict[str, Any]) -> str:
         text += ["", accuracies(work), ""]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return "\n".join(text) + (
-        f"\nBest of {found['repeats']} by the sample, as divisions differ in size, times their mean size; mean of"
-        f" {found['rounds']} rounds each, on {found['machine']}; {versions}."
+        f"\nTraining: the least time per sample of {found['repeats']} repeats times the mean number of samples, mean of"
+        f" {found['rounds']} rounds; evaluation: the least of {found['repeats']}. On {found['machine']}; {versions}."
         " Made by `make bench`; results/bench.json."
     )
 
@@ -86,11 +86,13 @@ def accuracies(work: dict[str, Any]) -> str:
     if not work["accuracies_agree"]:
         return "On the same divisions the accuracies do not agree."
     own, *others = (np.array(one["accuracy"]) for one in work["tools"].values() if "error" not in one)
+    if not others or len(own) < 2:
+        return "Nothing to compare accuracies by."
     spread = max(float(np.std(other - own, ddof=1)) for other in others)
-    least = 100 * stats.t.ppf(0.995, len(own) - 1) * spread / len(own) ** 0.5
+    least = max(1.0, 100 * float(stats.t.ppf(0.995, len(own) - 1)) * spread / len(own) ** 0.5)
     return (
-        f"On the same divisions no difference in accuracy is found; {len(own)} repeats could find one of"
-        f" {least:.1f} points or more."
+        f"On the same divisions no difference in accuracy is found; as much as the {len(own)} repeats vary, a mean"
+        f" difference to every tool would count from {least:.1f} points on."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,8 +219,9 @@ def test_methods_of_a_recipe_have_the_same_data() -> None:
         recipes.parse("mine", head + '[methods.local]\nrun = { split = "iid" }')
     with pytest.raises(ConfigError, match="named 'a/b'"):
         recipes.parse("mine", head + '[methods."a/b"]\nmethod = "local"')
-    with pytest.raises(ConfigError, match="named 'two classes', which a reading cannot name"):
-        recipes.parse("mine", head + '[methods.local]\n[settings."two classes"]\n')
+    for name in ("two classes", "s[2]"):
+        with pytest.raises(ConfigError, match=f"named '{re.escape(name)}', which a reading cannot name"):
+            recipes.parse("mine", head + f'[methods.local]\n[settings."{name}"]\n')
 
 
 def test_a_sentence_about_one_seed_is_about_one_seed() -> None:

@@ -294,10 +294,10 @@ def _check(recipe: Recipe) -> None:
         raise ConfigError(f"A setting of the recipe {recipe.name} is named {taken[0]!r}.", "Give it another name.")
     if odd := [label for label in recipe.entries if "/" in label]:
         raise ConfigError(f"A method of the recipe {recipe.name} is named {odd[0]!r}.", "Give it a name without '/'.")
-    if blank := [name for name in (*recipe.settings, *recipe.entries) if name != "".join(name.split())]:
+    if nameless := [name for name in (*recipe.settings, *recipe.entries) if "]" in name or len(name.split()) > 1]:
         raise ConfigError(
-            f"A setting or method of the recipe {recipe.name} is named {blank[0]!r}, which a reading cannot name.",
-            "Give it a name without blanks.",
+            f"A setting or method of the recipe {recipe.name} is named {nameless[0]!r}, which a reading cannot name.",
+            "Give it a name without blanks and ']'.",
         )
     for label, entry in recipe.entries.items():
         if dividing := [

@@ -98,7 +98,7 @@ def _summary(recipe: Recipe, found: Mapping[str, Any]) -> str:
     if of:
         lines.append(
             f"The paper's own method ranks first in {first} of {of} columns of the paper in which every method was run"
-            + (f", by the published figures in {said} of {ranked}." if ranked else ".")
+            + (f"; of the {ranked} with published ranks, the paper has it first in {said}." if ranked else ".")
         )
     if len({tuple(seeds) for row in found["rows"].values() for seeds in row.get("seeds", {}).values()}) > 1:
         lines.append("Where methods have different seeds, ranks and pairs are by those that all of the column have.")

@@ -16,9 +16,9 @@ LEGEND = (
     "As published: figures within 2 points, or as close as the page says. Pairs in order: of two methods in a column,"
     " the one that is ahead in the paper is ahead here; FedAvg against a personalised method is an easy pair, and rows"
     " that share their runs make none. Own method first: of the columns in which every method was run, those with the"
-    " paper's method in front or level; in the paper: the same of its published figures. `quick` is a share of the"
-    " rounds, named on the page. Where a protocol had to depart from the paper's, as in pFedC's tables, the page says"
-    " how."
+    " paper's method in front or level; in the paper: the same of its published figures, where it ranks its method by"
+    " them. `quick` is a share of the rounds, named on the page. Where a protocol had to depart from the paper's, as in"
+    " pFedC's tables, the page says how."
 )
 
 
@@ -45,7 +45,7 @@ def index(results: Path) -> str:
         spent |= seconds
         cells = [*standings(recipe, found), duration(sum(seconds.values())) if seconds else "–"]
         lines.append(f"| [`{name}`]({name}.md) | {title} | {' | '.join(cells)} |")
-    lines += ["", f"{totals(results)} The runs took {sum(spent.values()) / 3600:.1f} hours by the clock. {LEGEND}", ""]
+    lines += ["", f"{totals(results)} Single runs sum to {sum(spent.values()) / 3600:.1f} hours. {LEGEND}", ""]
     return "\n".join(lines)
 
 
