@@ -179,7 +179,8 @@ def compute(found: dict[str, Any]) -> str:
     for name, one in found["recipes"].items():
         fast, plain = (one["hours"][kind] for kind in total)
         total = {"fast": total["fast"] + fast, "plain": total["plain"] + plain}
-        cells = f"{one['budget']} | {one['runs']} | {fast:.2f} | {plain:.2f} | {plain / fast:.2f} x"
+        times = f"{plain / fast:.2f} x" if fast else "–"
+        cells = f"{one['budget']} | {one['runs']} | {fast:.2f} | {plain:.2f} | {times}"
         lines.append(f"| `{name}` | {cells} |")
     fast, plain = total["fast"], total["plain"]
     runs = sum(one["runs"] for one in found["recipes"].values())
