@@ -55,6 +55,8 @@ class Job:
     seconds: float = 0.0
     """how long it has taken in this call, or in all if it was finished before"""
     accuracy: float | None = None
+    refused: int = 0
+    """updates that were refused so far"""
     doing: str = "waits"
     cure: str = "Give another --out."
     """what to do if its place holds a run of another configuration"""
@@ -105,6 +107,7 @@ def _take_up(job: Job) -> None:
         return
     same_run(configuration.load(job.place / rundir.CONFIG), job.config, job.place, job.cure)
     job.rounds = job.before = rundir.committed(job.place)
+    job.refused = rundir.refused(job.place, 0, job.rounds)
     if rundir.is_finished(job.place):
         _finished(job, Result.load(job.place))
         job.before, job.seconds = 0, float(result_seconds(job.result))
@@ -131,7 +134,7 @@ def _in_turn(jobs: Sequence[Job], waiting: Sequence[Job], cores: int, tell: Look
 
         def watch(now: Progress, job: Job = job, started: float = started) -> None:
             if now.doing == "done":
-                job.rounds, job.seconds = now.t, time.monotonic() - started
+                job.rounds, job.refused, job.seconds = now.t, now.refused, time.monotonic() - started
                 job.accuracy = now.metrics.get("local.mean", job.accuracy)
                 tell(jobs)
 
@@ -157,6 +160,8 @@ class _Running:
         known = self.job.rounds
         self.job.seconds = time.monotonic() - self.started
         self.job.rounds = max(known, rundir.committed(self.job.place))
+        if self.job.rounds > known:
+            self.job.refused += rundir.refused(self.job.place, known, self.job.rounds)
         return self.job.rounds > known
 
     def again(self, workers: int) -> None:

@@ -63,6 +63,16 @@ def committed(directory: Path) -> int:
         return 0
 
 
+def refused(directory: Path, after: int, last: int) -> int:
+    """How many updates were refused in the rounds behind `after`, up to the last one given."""
+    count = "select coalesce(sum(json_array_length(record, '$.faults')), 0) from rounds where t > ? and t <= ?"
+    try:
+        with closing(sqlite3.connect(f"file:{directory / DATABASE}?mode=ro", uri=True)) as database:
+            return int(database.execute(count, (after, last)).fetchone()[0])
+    except sqlite3.Error:
+        return 0
+
+
 def read_only(directory: Path) -> sqlite3.Connection:
     """The run's database, to look at while whoever runs it writes; also from a place that cannot be written."""
     path = (directory / DATABASE).absolute().as_uri()

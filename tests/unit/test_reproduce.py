@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import perfed
 from perfed import config as configuration
 from perfed import grid, ran, recipes, rundir
-from perfed.cli import app
+from perfed.cli import app, gridwatch
 from perfed.errors import ConfigError, StoreError
 from perfed.grid import Job, time_left
 from perfed.recipes import Cell
@@ -191,6 +191,29 @@ def test_side_by_side_is_the_same_as_in_turn(plan: Plan, tmp_path: Path) -> None
     assert turn | {"timing": 0} == both | {"timing": 0}
     assert looks == sorted(looks)
     assert looks[-1] == 2 * 3
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_progress_tells_of_updates_that_are_refused(
+    plan: Plan, cores: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While the run goes on: whoever sees that every update is lost need not wait for its end."""
+    monkeypatch.setattr(gridwatch, "SELDOM", -1.0)
+    jobs = [plan.job(Cell(setting, "local"), 0) for setting in ("", "iid")]
+    jobs[0].config = jobs[0].config.changed(method=jobs[0].config.method | {"lr": 1e30})
+    with gridwatch.GridWatch("again", cores) as look:
+        grid.run(jobs, cores=cores, look=look)
+    assert jobs[0].result is not None
+    assert jobs[0].refused == len(jobs[0].result.faults) > 3
+    assert jobs[1].refused == 0
+    if cores == 1:  # every round is told
+        said = capsys.readouterr().err
+        assert ", local 2/3 (10 updates refused), " in said
+        assert ", local (iid) 2/3, " in said
+    again = plan.job(Cell("", "local"), 0)
+    again.config = jobs[0].config
+    grid.run([again])
+    assert again.refused == jobs[0].refused, "those of an earlier call too"
 
 
 def test_a_run_that_fails_beside_others_is_named(plan: Plan) -> None:

@@ -56,7 +56,7 @@ class GridWatch:
 
     def _line(self, jobs: Sequence[Job]) -> str:
         ended = sum(job.result is not None for job in jobs)
-        now = [f"{j.name} {j.rounds}/{j.config.rounds}" for j in jobs if j.doing == "runs" and not j.result]
+        now = [_standing(job) for job in jobs if job.doing == "runs" and not job.result]
         left = time_left(jobs, self.at_once)
         when = "time left is not known yet" if left is None else f"about {duration(left)} left"
         return ", ".join([f"{ended} of {len(jobs)} runs", *now, *([] if ended == len(jobs) else [when])])
@@ -72,3 +72,9 @@ class GridWatch:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             typer.echo(f"Stopped. Finished rounds are kept. Continue with: {self.again}", err=True)
             raise typer.Exit(STOPPED)
+
+
+def _standing(job: Job) -> str:
+    """How far a run is, and what went wrong in it."""
+    lost = f" ({job.refused} updates refused)" if job.refused else ""
+    return f"{job.name} {job.rounds}/{job.config.rounds}{lost}"

@@ -320,7 +320,5 @@ class Simulation:
         return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
     def _tell(self, t: int, doing: str, done: int, of: int) -> None:
-        ledger = self.ledger
-        self._watch(
-            Progress(t, self.settings.rounds, doing, done, of, self._metrics, ledger.bytes_up, ledger.bytes_down)
-        )
+        total, ledger, refused = self.settings.rounds, self.ledger, len(self.faults)
+        self._watch(Progress(t, total, doing, done, of, self._metrics, ledger.bytes_up, ledger.bytes_down, refused))

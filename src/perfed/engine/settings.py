@@ -56,6 +56,8 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
+    refused: int = 0
+    """updates that were refused so far"""
 
 
 Watcher = Callable[[Progress], None]
