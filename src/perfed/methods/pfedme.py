@@ -40,7 +40,7 @@ class PFedMe(Method):
     K: Annotated[int, Field(ge=1)] = 5
     """gradient steps on each batch's proximal problem"""
     personal_lr: float = 0.09
-    """learning rate of those steps; times lambda it should stay below 2"""
+    """learning rate of those steps; times (lambda + f_i's curvature) it must stay below 2: less for convolutions"""
     beta: float = 1.0
     """the server's step towards the mean of the clients' w_i"""
 

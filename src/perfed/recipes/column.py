@@ -15,6 +15,7 @@ WORDS = {
     "local.weighted": "accuracy over all clients' test samples",
     "local.last": f"{OWN} and over the last rounds",
     "local.task.mean": "accuracy of the binary branches, mean over clients",
+    "local.val": "accuracy on clients' own validation data, mean over clients",
     "local.std": "deviation of accuracy over clients",
     TOOK_PART: f"{OWN} that took part in at least one round",
     TOOK_PART_STD: "deviation of accuracy over clients that took part in at least one round",
