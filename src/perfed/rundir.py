@@ -56,19 +56,20 @@ def refuse_taken(directory: Path) -> None:
 
 def committed(directory: Path) -> int:
     """The last round that is safe on disk."""
-    try:
-        with closing(sqlite3.connect(f"file:{directory / DATABASE}?mode=ro", uri=True)) as database:
-            return int(database.execute("select coalesce(max(t), 0) from rounds").fetchone()[0])
-    except sqlite3.Error:
-        return 0
+    return _number(directory, "select coalesce(max(t), 0) from rounds")
 
 
 def refused(directory: Path, after: int, last: int) -> int:
     """How many updates were refused in the rounds behind `after`, up to the last one given."""
     count = "select coalesce(sum(json_array_length(record, '$.faults')), 0) from rounds where t > ? and t <= ?"
+    return _number(directory, count, after, last)
+
+
+def _number(directory: Path, question: str, *values: int) -> int:
+    """What a run's database answers; 0 while there is none."""
     try:
         with closing(sqlite3.connect(f"file:{directory / DATABASE}?mode=ro", uri=True)) as database:
-            return int(database.execute(count, (after, last)).fetchone()[0])
+            return int(database.execute(question, values).fetchone()[0])
     except sqlite3.Error:
         return 0
 

@@ -208,7 +208,7 @@ def test_progress_tells_of_updates_that_are_refused(
     assert jobs[1].refused == 0
     if cores == 1:  # every round is told
         said = capsys.readouterr().err
-        assert ", local 2/3 (10 updates refused), " in said
+        assert ", local 2/3 (updates refused: 10), " in said
         assert ", local (iid) 2/3, " in said
     again = plan.job(Cell("", "local"), 0)
     again.config = jobs[0].config

@@ -76,5 +76,5 @@ class GridWatch:
 
 def _standing(job: Job) -> str:
     """How far a run is, and what went wrong in it."""
-    lost = f" ({job.refused} updates refused)" if job.refused else ""
+    lost = f" (updates refused: {job.refused})" if job.refused else ""
     return f"{job.name} {job.rounds}/{job.config.rounds}{lost}"

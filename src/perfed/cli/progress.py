@@ -55,7 +55,7 @@ class Watch:
             facts.append(f"accuracy {percent(now.metrics['local.mean'])}")
         facts.append(f"up {size(now.bytes_up)}, down {size(now.bytes_down)}")
         if now.refused:
-            facts.append(f"{now.refused} updates refused")
+            facts.append(f"updates refused: {now.refused}")
         if rounds > self.first and rounds < now.rounds:
             pace = (time.monotonic() - self.started) / (rounds - self.first)
             facts.append(f"{duration(pace * (now.rounds - rounds))} left")
