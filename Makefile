@@ -16,6 +16,7 @@ test: $(READY) browser lint  ## the whole check: format, lint, types, tests
 bench: $(READY)  ## measure speed beside other simulators (DATA_DIR=DIR with MNIST); fills docs/benchmarks.md
 	$(BIN)/python benchmarks/bench.py --data-dir $(or $(DATA_DIR),data)
 	$(BIN)/python benchmarks/kernels.py --data-dir $(or $(DATA_DIR),data)
+	$(BIN)/python benchmarks/precision.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python docs/tables.py
 

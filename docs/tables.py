@@ -155,6 +155,20 @@ def kernels(found: dict[str, Any]) -> str:
     return "\n".join(text) + f"\n\n{made} `python benchmarks/kernels.py`; results/kernels.json."
 
 
+def precision(found: dict[str, Any]) -> str:
+    """What fewer bits are worth."""
+    text = ["| network | input | batch | ms of a step, float32 | bfloat16 | | gradient off by |"]
+    text += ["|---|---|---:|---:|---:|---:|---:|"]
+    for one in found["steps"]:
+        full, half = one["ms"]["float32"], one["ms"]["bfloat16"]
+        size = " x ".join(map(str, one["input"]))
+        ratio, off = f"{full / half:.2f} x", f"{100 * one['gradient_error']:.1f} %"
+        text.append(f"| `{one['net']}` | {size} | {one['batch']} | {full:.2f} | {half:.2f} | {ratio} | {off} |")
+    known = "which has bfloat16" if found["bfloat16"] else "which has no bfloat16"
+    made = f"CPU time on one core of {found['machine']}, {known}; torch {found['versions']['torch']}. Made by"
+    return "\n".join(text) + f"\n\n{made} `python benchmarks/precision.py`; results/precision.json."
+
+
 def killed(found: dict[str, Any]) -> str:
     """What became of runs in which somebody was killed at a random moment and started again."""
     names = {"site": "a site's node", "link": "the SuperLink", "server": "the ServerApp"}
@@ -192,6 +206,7 @@ def compute(found: dict[str, Any]) -> str:
 OWN = {
     "compute": compute,
     "kernels": kernels,
+    "precision": precision,
     "scaling": scaling,
     "demo": leaderboard,
     "bench": side_by_side,

@@ -57,6 +57,9 @@ class Config(BaseModel):
     executor: Literal["plain", "cohort"] = Field(
         "plain", description="plain, or cohort: groups of small networks in one step, to 1e-5"
     )
+    precision: Literal["bfloat16"] | None = Field(
+        None, description="bfloat16: products in half the bits, faster on processors that have it (default: float32)"
+    )
     workers: int = Field(1, ge=1, le=1024, description="processes that compute")
     engine: Literal["local", "flower"] = Field("local", description="who computes: this machine, or Flower on Ray")
     out: str | None = Field(None, description="directory of the run")

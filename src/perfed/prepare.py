@@ -100,7 +100,9 @@ def first_weights(config: Config, net: Net, method: Method) -> Net:
     """The network that the method makes of a copy of this one; what it adds is drawn from the run's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.derive(config.seed, "build"))
-        return method.build(net.clone())
+        built = method.build(net.clone())
+    built.precision = torch.bfloat16 if config.precision else None
+    return built
 
 
 def _division(config: Config) -> dict[str, int | str | None]:

@@ -37,10 +37,11 @@ class Recorder(Serial):
         return replies
 
 
-def start(name: str, federation: Federation, **simulation: Any) -> Simulation:
+def start(name: str, federation: Federation, *, precision: torch.dtype | None = None, **simulation: Any) -> Simulation:
     row = ROWS[name]
     method = registry.make(name, **{"lr": 0.05, **row.hyper})
     net = method.build(small_net(federation, row.net))
+    net.precision = precision
     return Simulation(federation, net, method, Settings(rounds=4, fraction=0.5), **simulation)
 
 
@@ -79,6 +80,25 @@ def test_same_bits_for_any_executor_and_after_a_stop(name: str, digits: Federati
         assert resumed.cost["bytes_up"] == whole.cost["bytes_up"]
         assert resumed.history == whole.history
     assert record(name, digits)[2] == whole.state_sha256, "the order of clients matters"
+
+
+@every_method
+def test_fewer_bits_give_nearly_the_same(name: str, digits: Federation) -> None:
+    full = start(name, digits)
+    half, pooled = (start(name, digits, precision=torch.bfloat16, workers=workers) for workers in (1, 2))
+    for t in (1, 2):
+        for simulation in (full, half, pooled):
+            simulation.step(t)
+    sums = [simulation.store.state_sha256() for simulation in (full, half, pooled)]
+    assert sums[1] == sums[2]
+    assert sums[0] != sums[1], "it was not computed in fewer bits"
+    for key, tensor in half.server.state.items():
+        if key in half.plan.initial and tensor.is_floating_point():
+            assert tensor.dtype == full.server.state[key].dtype
+            moved = float((full.server.state[key] - half.plan.initial[key]).norm())
+            assert float((tensor - full.server.state[key]).norm()) <= 0.5 * moved + 1e-3, (
+                key
+            )  # attention is as far off as 0.4 after two rounds
 
 
 @every_method

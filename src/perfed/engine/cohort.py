@@ -54,6 +54,8 @@ def refuse(method: Method, net: Net) -> None:
     if len(list(net.module.named_parameters(remove_duplicate=False))) > len(list(net.module.parameters())):
         what = "executor = 'cohort' is for layers with weights of their own, and this network uses some twice."
         raise ConfigError(what, CURE)
+    if net.precision is not None:
+        raise ConfigError("executor = 'cohort' computes in float32, and precision asks for bfloat16.", CURE)
     modules = net.modules_from(0)
     odd = [m for m in modules if type(m) not in (nn.Linear, nn.Flatten, *SAMPLE_WISE)]
     if odd or any(True for _ in net.module.buffers()):

@@ -316,7 +316,11 @@ class Simulation:
             "hyper-parameters": asdict(self.method),
             "partition": self.federation.sha256,
             "initial": digest(self.plan.initial),
-        } | ({} if self.numerics == "plain" else {"numerics": f"{self.numerics}/{REVISION}"})
+        }
+        if self.numerics != "plain":
+            facts["numerics"] = f"{self.numerics}/{REVISION}"
+        if precision := self.worker.net.precision:
+            facts["precision"] = str(precision)
         return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
     def _tell(self, t: int, doing: str, done: int, of: int) -> None:

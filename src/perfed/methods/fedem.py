@@ -45,7 +45,7 @@ class Mixture(nn.Module):
 
     def each(self, x: Tensor) -> list[Tensor]:
         """Every component's logits."""
-        return [component(x) for component in self.components]
+        return [component(x).float() for component in self.components]
 
     def forward(self, x: Tensor) -> Tensor:
         """log sum_m pi_m softmax(h_m(x))."""
@@ -85,7 +85,8 @@ class FedEM(Method):
         share = self.weigh(client)
 
         def weighted(client: Client, batch: Batch) -> Tensor:
-            every = _mixture(client).each(batch.x)
+            with client.net.computing():
+                every = _mixture(client).each(batch.x)
             losses = [
                 (q[batch.index] * F.cross_entropy(z, batch.y, reduction="none")).mean()
                 for q, z in zip(share, every, strict=True)
@@ -99,10 +100,11 @@ class FedEM(Method):
         """EM steps with the components held fixed: the client's new mixture weights, and q (M, samples)."""
         mixture, data = _mixture(client), client.data.train
         mixture.eval()
-        losses = [
-            torch.stack([F.cross_entropy(z, y, reduction="none") for z in mixture.each(x)])
-            for x, y in zip(pieces(data.x, PREFIX_BATCH), pieces(data.y, PREFIX_BATCH), strict=True)
-        ]
+        with client.net.computing():
+            losses = [
+                torch.stack([F.cross_entropy(z, y, reduction="none") for z in mixture.each(x)])
+                for x, y in zip(pieces(data.x, PREFIX_BATCH), pieces(data.y, PREFIX_BATCH), strict=True)
+            ]
         likelihood = -torch.cat(losses, dim=1)
         for _ in range(steps):
             share = (mixture.pi.log().unsqueeze(1) + likelihood).softmax(dim=0)

@@ -84,11 +84,14 @@ class PSE(Method):
 
         def loss(client: Client, batch: Batch) -> Tensor:
             """The paper's equation 8."""
-            f_local, maps_local = extract(local, batch.x)
-            f_global, maps_global = extract(received, batch.x)
-            seen = f_global.detach().requires_grad_(self.excitation).view_as(f_global)  # the loss's gradients end here
-            q_local, q_global = (seen, f_local) if self.exchange else (f_local, seen)
-            p_local, p_global = linear(attention(q_local, f_local)), linear(attention(q_global, seen))
+            with client.net.computing():
+                f_local, maps_local = extract(local, batch.x)
+                f_global, maps_global = extract(received, batch.x)
+                seen = f_global.detach().requires_grad_(self.excitation)
+                seen = seen.view_as(seen)  # the loss's gradients end here
+                q_local, q_global = (seen, f_local) if self.exchange else (f_local, seen)
+                p_local = linear(attention(q_local, f_local)).float()
+                p_global = linear(attention(q_global, seen)).float()
             total = F.cross_entropy(p_local, batch.y)
             if self.exchange:
                 total = total + F.cross_entropy(p_global, batch.y)
@@ -155,7 +158,8 @@ def alpha(p: Tensor, y: Tensor, seen: Tensor, features: Tensor, maps: Sequence[T
     """
     true_class = p.gather(1, y.unsqueeze(1)).mean()
     arriving = torch.autograd.grad(true_class, seen, retain_graph=True)
-    return [g.sum(dim=(0, 2, 3)) for g in torch.autograd.grad(features, maps, arriving, retain_graph=True)]
+    found = torch.autograd.grad(features, maps, arriving, retain_graph=True)
+    return [g.float().sum(dim=(0, 2, 3)) for g in found]  # sigmoid(alpha) is near 1/2: few bits would make all equal
 
 
 def excited(a_local: Tensor, a_global: Tensor) -> Tensor:

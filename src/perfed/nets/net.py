@@ -9,7 +9,8 @@ once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
 import torch
@@ -41,6 +42,8 @@ class Net:
         self.layers = tuple(self.prefixes)
         self.input_shape = tuple(input_shape or ())
         self.num_classes = num_classes
+        self.precision: torch.dtype | None = None
+        """what convolutions and matrix products are computed in, if it is not the type of the weights"""
         divided = stages(module, self.prefixes)
         self._owner = ownership(module, self.prefixes, divided)
         self._names = {
@@ -84,12 +87,15 @@ class Net:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The logits."""
-        logits: Tensor = self.module(x)
-        return logits
+        return self._run(self.module, x)
 
     def features(self, x: Tensor) -> Tensor:
         """What the head receives."""
-        return self._pass.features(x)
+        return self._run(self._pass.features, x)
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Where modules are called one by one: the precision that the network computes in."""
+        return nullcontext() if self.precision is None else torch.autocast("cpu", dtype=self.precision)
 
     @property
     def head_is_output(self) -> bool:
@@ -133,12 +139,12 @@ class Net:
     def run_prefix(self, x: Tensor, k: int) -> Tensor:
         """Layers [0, k) of the network."""
         self._demand(k)
-        return self(x) if k == len(self.layers) else self._pass.prefix(x, k) if k else x
+        return self(x) if k == len(self.layers) else self._run(self._pass.prefix, x, k) if k else x
 
     def run_suffix(self, z: Tensor, k: int) -> Tensor:
         """Layers [k, end): `run_suffix(run_prefix(x, k), k)` equals `net(x)`."""
         self._demand(k)
-        return z if k == len(self.layers) else self._pass.suffix(z, k) if k else self(z)
+        return z if k == len(self.layers) else self._run(self._pass.suffix, z, k) if k else self(z)
 
     def modules_from(self, k: int) -> list[nn.Module]:
         """The modules that layers [k, end) run, one after another."""
@@ -193,6 +199,13 @@ class Net:
             sizes[self._owner[name]] += parameter.numel()
         parts = ", ".join(f"{layer} {size:,}" for layer, size in sizes.items())
         return f"Net({parts}; {sum(sizes.values()):,} parameters)"
+
+    def _run(self, part: Callable[..., Tensor], x: Tensor, *others: int) -> Tensor:
+        """What a part of the pass gives, in full precision whatever it was computed in."""
+        if self.precision is None:
+            return part(x, *others)
+        with self.computing():
+            return part(x, *others).float()
 
     def _divisible(self, k: int) -> bool:
         return k in (0, len(self.layers)) or (0 < k < len(self.layers) and self._pass.divisible(k, len(self.body)))

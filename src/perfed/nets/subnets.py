@@ -32,7 +32,7 @@ class Subnets:
     """A network and its two sub-networks at a ratio p of private channels."""
 
     def __init__(self, net: Net, p: float) -> None:
-        self._flow, self._p = channel_map(net).flow, p
+        self._net, self._flow, self._p = net, channel_map(net).flow, p
         self._constants = {
             node.name: steps.constant(node, net.module)
             for node in self._flow.nodes
@@ -47,6 +47,13 @@ class Subnets:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The logits of the whole, the private and the shared network."""
+        if self._net.precision is None:
+            return self._run(x)
+        with self._net.computing():
+            whole, private, shared = self._run(x)
+        return whole.float(), private.float(), shared.float()
+
+    def _run(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         first, last = self._flow.nodes[0], self._flow.nodes[-1]
         whole: dict[str, Any] = self._constants | {first.name: x}
         parts: dict[str, Pair] = {}

@@ -5,6 +5,7 @@
     [methods.LABEL]  a method: `method` (default: the label), hyper-parameters, `published`, and if it differs `run`
     [settings.NAME]  a further column group: what is different in `run`, in `method`, or in `methods.LABEL`
     [tune]           learning rates to choose from on validation data; [tuned] has what was chosen
+    [quick_run]      words of every run in the quick budget, beside its share of the rounds
     [smoke]          what is different in `run` (a smaller network), or in `methods.LABEL`, in the smoke budget
 
 A published key is `SETTING/METRIC@ROUND`; without a setting it belongs to [run] as it stands, without a metric to the
@@ -29,8 +30,8 @@ __all__ = ["Budget", "Cell", "Column", "Entry", "Recipe", "Setting", "Tune", "lo
 
 METRIC = "local.mean"
 KNOWN = {
-    "title", "paper", "table", "own", "quick", "notes", "get", "run", "method", "methods", "settings", "smoke", "dry",
-    "metric", "columns", "within", "tune", "tuned", "reading",
+    "title", "paper", "table", "own", "quick", "quick_run", "notes", "get", "run", "method", "methods", "settings",
+    "smoke", "dry", "metric", "columns", "within", "tune", "tuned", "reading",
 }  # fmt: skip
 
 
@@ -101,6 +102,8 @@ class Recipe:
     """columns that are shown although nothing is published"""
     quick: float = 0.2
     """the share of the rounds in the quick budget"""
+    quick_run: dict[str, Any] = field(default_factory=dict)
+    """words of the quick budget"""
     notes: str = ""
     get: str = ""
     """where the data is had, if perfed cannot fetch it"""
@@ -155,7 +158,7 @@ class Recipe:
         words = self.words | self.settings[cell.setting].run | self.entries[cell.label].run
         if budget == "quick":
             between = any(column.round is not None for column in self.columns)
-            return quick_words(words, self.quick, read_between=between)
+            return quick_words(words, self.quick, read_between=between) | self.quick_run
         return smoke_words(words, own_data) | self.smoke.run if budget == "smoke" else words
 
     def hyper(self, budget: Budget, cell: Cell) -> dict[str, Any]:
@@ -249,6 +252,7 @@ def _recipe(name: str, table: dict[str, Any]) -> Recipe:
         metric=metric,
         more=tuple(table.get("columns", ())),
         quick=float(table.get("quick", 0.2)),
+        quick_run=dict(table.get("quick_run", {})),
         notes=table.get("notes", "").strip(),
         get=table.get("get", "").strip(),
         within=float(table.get("within", 2.0)),
