@@ -93,7 +93,7 @@ def main() -> None:
     torch.set_num_threads(1)
     facts = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        "bfloat16": torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "steps": [measure(*case) for case in CASES],
     }

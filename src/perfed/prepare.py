@@ -101,7 +101,7 @@ def first_weights(config: Config, net: Net, method: Method) -> Net:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.derive(config.seed, "build"))
         built = method.build(net.clone())
-    built.precision = torch.bfloat16 if config.precision else None
+    built.compute_in(torch.bfloat16 if config.precision else None)
     return built
 
 

@@ -18,6 +18,8 @@ class Row:
     """whether what is kept is never sent; a variate's first change is the variate, a teacher is what was sent before"""
     predicts: bool = True
     """whether what is kept, if anything, reaches the prediction"""
+    rough: float = 0.1
+    """how far off two rounds in bfloat16 may be, as a part of the way that weights go in float32"""
 
 
 ROWS: dict[str, Row] = {
@@ -28,7 +30,7 @@ ROWS: dict[str, Row] = {
     "fedavg": Row(private=False),
     "fedavg+ft": Row({"finetune_epochs": 2}, private=False),
     "fedbabu": Row({"finetune_epochs": 2}, private=False),
-    "fedbn": Row(net="batchnorm"),
+    "fedbn": Row(net="batchnorm", rough=0.3),
     "fedbsd": Row({"head_epochs": 2}),
     "fedem": Row({"M": 2}),
     "fedfomo": Row({"M": 3}, secret=False),
@@ -44,10 +46,10 @@ ROWS: dict[str, Row] = {
     "local": Row(travels=False),
     "perfedavg": Row(private=False),
     "pfedc": Row(),
-    "pfedme": Row(),
+    "pfedme": Row(rough=0.4),
     "pfedsd": Row(secret=False),
     "privacypfedc": Row(),
-    "pse": Row({"lr": 0.02, "batch_size": 50}, net="conv3attn", secret=False),
+    "pse": Row({"lr": 0.02, "batch_size": 50}, net="conv3attn", secret=False, rough=0.8),
     "scaffold": Row(secret=False, predicts=False),
     "vanilla": Row({"unfreeze": (0, 2), "finetune_epochs": 2}, private=False),
 }

@@ -1,7 +1,9 @@
-"""Networks that compute in bfloat16: nothing but the products inside has fewer bits."""
+"""Networks that compute in bfloat16: what is computed so, and what is not."""
 
 from __future__ import annotations
 
+import dataclasses
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,21 @@ from torch.nn import functional as F
 import perfed
 from perfed import config, nets
 from perfed.core import registry
+from perfed.core.client import Batch, Client
+from perfed.core.fit import set_trainable
+from perfed.core.state import State
 from perfed.data import Federation
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
-from perfed.errors import ConfigError, StoreError
+from perfed.errors import ConfigError, NetError, StoreError
+from perfed.explain.explanation import explain
+from perfed.export import export
+from perfed.methods.perfedavg import PerFedAvg
 from perfed.methods.pse import alpha, divide, excited, extract
 from perfed.nets.net import Net
 from perfed.prepare import first_weights, prepare
 from tests.conftest import small_net
+from tests.runs import at_work, whole
 
 HALF = torch.bfloat16
 NETS = ("cnn", "lenet5", "mlp", "conv3attn", "resnet18")
@@ -34,7 +43,7 @@ def pair(name: str) -> tuple[Net, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_products_have_fewer_bits_and_results_all_of_them(name: str) -> None:
+def test_products_have_fewer_bits_and_nobody_outside_meets_the_type(name: str) -> None:
     net, x, y = pair(name)
     net.module.eval()
     seen: list[torch.dtype] = []
@@ -67,11 +76,37 @@ def test_weights_that_moved_are_used() -> None:
     """Autocast may keep a weight's copy with fewer bits; one of the weight as it was would be wrong."""
     net, x, _ = pair("mlp")
     net.precision = HALF
-    before = net(x)
-    with torch.no_grad():
-        for parameter in net.module.parameters():
-            parameter.add_(0.1)
-    assert not torch.equal(net(x), before)
+    with net.computing():
+        before = net.module(x)
+        with torch.no_grad():
+            for parameter in net.module.parameters():
+                parameter.add_(0.1)
+        assert not torch.equal(net.module(x), before)
+
+
+def test_small_differences_of_gradients_are_taken_in_full(digits: Federation) -> None:
+    """Per-FedAvg's Hessian-free step divides by 2 delta what two gradients differ by."""
+    found = []
+    for precision in (None, HALF):
+        client = at_work(registry.make("perfedavg", lr=0.05, variant="hf", alpha=0.5), digits, net=small_net(digits))
+        client.net.precision = precision
+        set_trainable(client.net, client.net.layers)
+        batch, method = whole(client), client.plan.method
+        assert isinstance(method, PerFedAvg)
+        found.append([_flat(part) for part in _hessian_term(method, client, batch)])
+    (term, _), (rough, _) = found
+    assert float((rough - term).norm()) < 0.3 * float(term.norm())
+
+
+def _hessian_term(method: PerFedAvg, client: Client, batch: Batch) -> tuple[State, State]:
+    """What the Hessian-free step adds to the first-order one, and that one."""
+    simple = dataclasses.replace(method, variant="fo").meta_gradient(client, batch, batch, batch)
+    whole = method.meta_gradient(client, batch, batch, batch)
+    return {name: whole[name] - simple[name] for name in whole}, simple
+
+
+def _flat(state: State) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in state.values()])
 
 
 def test_channels_that_differ_little_are_told_apart() -> None:
@@ -112,6 +147,45 @@ def test_a_run_says_its_precision_and_goes_on_with_it(tmp_path: Path) -> None:
     assert perfed.run(**words, precision="bfloat16", workers=2).state_sha256 == half.state_sha256
     made = prepare(half.config)
     assert first_weights(made.config, made.net, made.method).precision == HALF
+    assert made.simulation(tmp_path / "stopped").run(stop_after=1) is None
+    resumed = made.simulation(tmp_path / "stopped", workers=2).run()
+    assert resumed is not None
+    assert resumed.state_sha256 == half.state_sha256
     other = prepare(full.config)
     with pytest.raises(StoreError):
         other.simulation(tmp_path / "half")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pfedc"])
+def test_models_that_are_looked_at_have_all_bits(method: str, tmp_path: Path) -> None:
+    words: dict[str, Any] = {"net": "cnn", "clients": 5, "rounds": 1, "precision": "bfloat16"}
+    result = perfed.run(method={"name": method, "lr": 0.05}, data={"name": "digits", "samples": 200}, **words)
+    x = result.made().federation.client(0).test.x
+    scores = result.model(0)(x).detach()
+    assert not torch.equal(scores, scores.to(HALF).float())
+    torch.testing.assert_close(scores.softmax(1), result.predict(0, x), rtol=0, atol=1e-5)
+    explain(result, 0)
+    export(result, 0, tmp_path / "taken", "onnx")
+    session = import_module("onnxruntime").InferenceSession(tmp_path / "taken" / "model.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.tensor(found), scores, rtol=0, atol=1e-4)
+
+
+def test_a_network_that_cannot_be_computed_so_is_refused(tmp_path: Path) -> None:
+    class Writes(nn.Module):
+        """Puts what a layer gives into a tensor of its own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(64, 8), nn.Linear(8, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            held = torch.zeros(len(x), 8)
+            held[torch.arange(len(x))] = self.body(x.flatten(1))
+            made: Tensor = self.head(held)
+            return made
+
+    net = perfed.wrap(Writes(), head="head")
+    assert perfed.run(net=net, clients=5, rounds=1).metrics
+    with pytest.raises(NetError, match="bfloat16"):
+        perfed.run(net=net, clients=5, rounds=1, precision="bfloat16")

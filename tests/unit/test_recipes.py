@@ -167,6 +167,15 @@ def test_settings_columns_and_budgets() -> None:
         recipe.chosen("full", [], ["y"])
 
 
+def test_the_quick_budget_has_words_of_its_own_and_a_method_s_own_go_before_them() -> None:
+    own = RECIPE.replace("[methods.b]", "[methods.b]\nrun = { adapt = 'never' }")
+    recipe = recipes.parse("mine", own + "[quick_run]\nadapt = 'always'\nprecision = 'bfloat16'\n")
+    a, b = Cell("x", "a"), Cell("x", "b")
+    assert [recipe.run_words("quick", cell)["adapt"] for cell in (a, b)] == ["always", "never"]
+    assert recipe.run_words("quick", b)["precision"] == "bfloat16"
+    assert not {"adapt", "precision"} & recipe.run_words("full", a).keys()
+
+
 def test_a_share_of_the_rounds_has_its_readings_and_schedules_at_the_same_share() -> None:
     recipe = recipes.load("scheduling-table2-mnist")
     anti = Cell("", "anti")

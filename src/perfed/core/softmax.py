@@ -2,7 +2,8 @@
 
     z = W x + b,    dL/dz = (softmax(z) - onehot(y)) / n,    dL/dW = dL/dz^T x,    dL/db = sum of dL/dz
 
-The kernels are those that autograd would call, in the same order, so the result is the same to the bit.
+The kernels are those that autograd would call, in the same order, so the result is the same to the bit (in float32,
+whatever the network's precision).
 """
 
 from __future__ import annotations

@@ -201,6 +201,7 @@ class Simulation:
             if not seen or self.settings.adapt != "never":
                 self.worker.prepare(found, seen=seen)
         found.net.module.eval()
+        found.net.precision = None  # who looks at a model, or takes it along, has it in full
         return found
 
     def close(self) -> None:

@@ -145,4 +145,5 @@ def _train_alone(result: Result, client: int) -> tuple[Client, int]:
         found = worker.client(Task("evaluate", client, made.settings.rounds, since, {}, private))
         worker.personal(found)
     found.net.module.eval()
+    found.net.precision = None
     return found, len(rounds)

@@ -83,8 +83,9 @@ class FedROD(Method):
         head = client.net.module.get_submodule(client.net.head_path)
         assert isinstance(head, TwoHeads)
         z = client.net.features(batch.x)
-        generic: Tensor = head.generic(z)
-        return generic, generic.detach() + head.personal(z.detach())
+        with client.net.computing():
+            generic, personal = head.generic(z).float(), head.personal(z.detach()).float()
+        return generic, generic.detach() + personal
 
     def join(self, client: Client) -> None:
         """A new client learns a private head."""

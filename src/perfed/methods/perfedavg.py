@@ -76,10 +76,11 @@ class PerFedAvg(Method):
         client.load({name: w[name] - self.alpha * g[name] for name in w} | statistics)
         g, statistics = self.gradient(client, second), self.statistics(client)
         if self.variant == "hf":
-            client.load({name: w[name] + self.delta * g[name] for name in w})
-            ahead = self.gradient(client, third)
-            client.load({name: w[name] - self.delta * g[name] for name in w})
-            behind = self.gradient(client, third)
+            with client.net.in_full():
+                client.load({name: w[name] + self.delta * g[name] for name in w})
+                ahead = self.gradient(client, third)
+                client.load({name: w[name] - self.delta * g[name] for name in w})
+                behind = self.gradient(client, third)
             g = {name: g[name] - self.alpha * (ahead[name] - behind[name]) / (2 * self.delta) for name in w}
         client.load(w | statistics)
         passes = {"fo": 1, "hf": 3}[self.variant]  # the phase counts one more

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 
 import torch
@@ -95,7 +95,28 @@ class Net:
 
     def computing(self) -> AbstractContextManager[object]:
         """Where modules are called one by one: the precision that the network computes in."""
-        return nullcontext() if self.precision is None else torch.autocast("cpu", dtype=self.precision)
+        if self.precision is None:
+            return nullcontext()
+        return torch.autocast("cpu", dtype=self.precision, cache_enabled=False)  # a weight may move in between
+
+    def compute_in(self, precision: torch.dtype | None) -> None:
+        """Set the precision, if the network can be computed in it."""
+        self.precision = precision
+        if precision is None or not self.input_shape:
+            return
+        try:
+            self._silently(torch.zeros(2, *self.input_shape), len(self.layers))
+        except RuntimeError as error:
+            raise NetError(f"The network cannot be computed in {precision}: {error}.", "Leave precision out.") from None
+
+    @contextmanager
+    def in_full(self) -> Iterator[None]:
+        """What takes small differences is computed in full precision."""
+        held, self.precision = self.precision, None
+        try:
+            yield
+        finally:
+            self.precision = held
 
     @property
     def head_is_output(self) -> bool:
@@ -129,11 +150,7 @@ class Net:
         """How many values layers [0, k) give for each sample of inputs like these."""
         key = tuple(x.shape[1:]), k
         if key not in self._widths:
-            flags = [(part, part.training) for part in self.module.modules()]
-            self.module.eval()
-            self._widths[key] = self.run_prefix(x.new_zeros(2, *x.shape[1:]), k).numel() // 2
-            for part, flag in flags:
-                part.training = flag
+            self._widths[key] = self._silently(x.new_zeros(2, *x.shape[1:]), k).numel() // 2
         return self._widths[key]
 
     def run_prefix(self, x: Tensor, k: int) -> Tensor:
@@ -199,6 +216,17 @@ class Net:
             sizes[self._owner[name]] += parameter.numel()
         parts = ", ".join(f"{layer} {size:,}" for layer, size in sizes.items())
         return f"Net({parts}; {sum(sizes.values()):,} parameters)"
+
+    @torch.no_grad()
+    def _silently(self, x: Tensor, k: int) -> Tensor:
+        """What layers [0, k) give, leaving no trace."""
+        flags = [(part, part.training) for part in self.module.modules()]
+        self.module.eval()
+        try:
+            return self.run_prefix(x, k)
+        finally:
+            for part, flag in flags:
+                part.training = flag
 
     def _run(self, part: Callable[..., Tensor], x: Tensor, *others: int) -> Tensor:
         """What a part of the pass gives, in full precision whatever it was computed in."""

@@ -155,10 +155,11 @@ class Recipe:
 
     def run_words(self, budget: Budget, cell: Cell, own_data: bool = False) -> dict[str, Any]:
         """The words of a run without its method. `own_data`: smoke reads the recipe's data, not digits."""
-        words = self.words | self.settings[cell.setting].run | self.entries[cell.label].run
+        quick = self.quick_run if budget == "quick" else {}
+        words = self.words | self.settings[cell.setting].run | quick | self.entries[cell.label].run
         if budget == "quick":
             between = any(column.round is not None for column in self.columns)
-            return quick_words(words, self.quick, read_between=between) | self.quick_run
+            return quick_words(words, self.quick, read_between=between)
         return smoke_words(words, own_data) | self.smoke.run if budget == "smoke" else words
 
     def hyper(self, budget: Budget, cell: Cell) -> dict[str, Any]:

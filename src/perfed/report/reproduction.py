@@ -66,11 +66,11 @@ def _state(recipe: Recipe, found: Mapping[str, Any]) -> str:
 
 
 def budget_note(recipe: Recipe, found: Mapping[str, Any]) -> str:
-    """How many of the rounds were run, if not all."""
+    """How many of the rounds were run, if not all, and in what precision, if not in full."""
     if found["budget"] == "full":
         return ""
-    rounds = int(recipe.words["rounds"])
-    return f" ({shared(rounds, recipe.quick)} of {rounds} rounds)"
+    rounds, precision = int(recipe.words["rounds"]), recipe.quick_run.get("precision")
+    return f" ({shared(rounds, recipe.quick)} of {rounds} rounds{f', in {precision}' if precision else ''})"
 
 
 def seeds_note(found: Mapping[str, Any]) -> str:
