@@ -3,7 +3,7 @@
     [pfedc local.mean] < [fedrep local.mean] - 2 and [pfedc local.task.mean published] > 99
 
 A figure is [LABEL COLUMN] or [LABEL COLUMN FIELD] with the fields of a cell: measured (the default), published,
-difference, spread, rank_measured, rank_published, and seedN for the N-th of the measured values.
+difference, spread, rank_measured, rank_published, and seedN for the measured value number N, from 0.
 
 With `seeds = N` a sentence is about figures that are each of N seeds, with `budget` about results of that budget.
 """
