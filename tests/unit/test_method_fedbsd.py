@@ -92,7 +92,8 @@ def test_without_distillation_it_is_fedrep_with_dropout_too(even: Federation) ->
 @pytest.mark.parametrize("student", ["received", "own"])
 @pytest.mark.parametrize("net", ["mlp", "batchnorm", "conv3"])
 def test_cached_features_give_what_a_teacher_gives_batch_by_batch(net: str, student: str, digits: Federation) -> None:
-    hyper = {"lr": 0.05, "momentum": 0.5, "head_epochs": 2, "epochs": 2, "student": student}
+    # a rate at which no rounding decides what pooling chooses, on any processor
+    hyper = {"lr": 0.02, "momentum": 0.5, "head_epochs": 2, "epochs": 2, "student": student}
     first = initial(digits, net)
     body = [n for n in first if not n.startswith(("fc3", "head", "fc2." if net == "conv3" else "-"))]
     private = under("own", shaken({n: first[n] for n in body}, 3))
