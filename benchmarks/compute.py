@@ -5,8 +5,8 @@
 Rounds are sampled and not run: of every method of a recipe, the local round of two clients of middling size and the
 scoring of eight, with the fast paths and without them, in CPU seconds. They are taken for all participants of
 all rounds and for all settings. Without the fast paths means: no outputs of frozen layers are kept, heads are trained
-like other layers, every client is scored by itself, convolutions keep torch's default layout, and all is computed in
-float32 where a recipe's quick budget has bfloat16.
+like other layers, every client is scored by itself, convolutions keep torch's default layout and kernels, and all
+is computed in float32 where a recipe's quick budget has bfloat16.
 
 At the full budget a run of less than ten minutes is counted three times, for three seeds, and so is one of a setting's
 best three methods; any other is counted once. A run that two tables share is counted in the first of them.
@@ -90,7 +90,7 @@ def sampled(made: Prepared, place: Path) -> dict[str, float]:
     stages = {made.method.stage(Round(t, settings.rounds)): t for t in (1, settings.rounds // 2 + 1, settings.rounds)}
     simulations: dict[str, Simulation] = {"fast": made.simulation(place / "fast")}
     with plainly():
-        in_full = replace(made, config=made.config.changed(precision=None))
+        in_full = replace(made, config=made.config.changed(precision=None, kernels=None))
         simulations["plain"] = in_full.simulation(place / "plain")
     spent = {"fast": 0.0, "plain": 0.0}
     share = per_round * settings.rounds / len(stages)

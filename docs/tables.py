@@ -13,6 +13,7 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,18 +156,29 @@ def kernels(found: dict[str, Any]) -> str:
     return "\n".join(text) + f"\n\n{made} `python benchmarks/kernels.py`; results/kernels.json."
 
 
-def precision(found: dict[str, Any]) -> str:
-    """What fewer bits are worth."""
-    text = ["| network | input | batch | ms of a step, float32 | bfloat16 | | gradient off by |"]
+def _steps(found: dict[str, Any], mode: str, off: Callable[[float], str]) -> str:
+    """A training step of networks as torch does it and in a mode."""
+    text = [f"| network | input | batch | ms of a step, float32 | {mode} | | gradient off by |"]
     text += ["|---|---|---:|---:|---:|---:|---:|"]
     for one in found["steps"]:
-        full, half = one["ms"]["float32"], one["ms"]["bfloat16"]
-        size = " x ".join(map(str, one["input"]))
-        ratio, off = f"{full / half:.2f} x", f"{100 * one['gradient_error']:.1f} %"
-        text.append(f"| `{one['net']}` | {size} | {one['batch']} | {full:.2f} | {half:.2f} | {ratio} | {off} |")
-    known = "which has bfloat16" if found["bfloat16"] else "which has no bfloat16"
-    made = f"CPU time on one core of {found['machine']}, {known}; torch {found['versions']['torch']}. Made by"
-    return "\n".join(text) + f"\n\n{made} `python benchmarks/precision.py`; results/precision.json."
+        plain, ms = one["ms"]["float32"], one["ms"][mode]
+        size, error = " x ".join(map(str, one["input"])), off(one["gradient_error"])
+        times = f"{plain:.2f} | {ms:.2f} | {plain / ms:.2f} x"
+        text.append(f"| `{one['net']}` | {size} | {one['batch']} | {times} | {error} |")
+    known = ", which has bfloat16" if found["bfloat16"] else ", which has no bfloat16"
+    machine = f"{found['machine']}{known if mode == 'bfloat16' else ''}"
+    made = f"CPU time on one core of {machine}; torch {found['versions']['torch']}. Made by"
+    return "\n".join(text) + f"\n\n{made} `python benchmarks/modes.py {mode}`"
+
+
+def precision(found: dict[str, Any]) -> str:
+    """What fewer bits are worth."""
+    return _steps(found, "bfloat16", lambda error: f"{100 * error:.1f} %") + "; results/precision.json."
+
+
+def compiled(found: dict[str, Any]) -> str:
+    """What compiled kernels are worth."""
+    return _steps(found, "compiled", lambda error: f"{error:.0e}") + "; results/compiled.json."
 
 
 def killed(found: dict[str, Any]) -> str:
@@ -204,6 +216,7 @@ def compute(found: dict[str, Any]) -> str:
 
 
 OWN = {
+    "compiled": compiled,
     "compute": compute,
     "kernels": kernels,
     "precision": precision,

@@ -19,6 +19,7 @@ from perfed.data import Federation, federate
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Outcome, Settings
 from perfed.nets.net import Net
+from perfed.nets.stack import conv, dense, stack
 
 torch.set_num_threads(1)
 
@@ -65,9 +66,21 @@ def small_net(federation: Federation, name: str = "mlp", seed: int = 0, **option
     """A network with the same first weights for the same seed."""
     if name == "batchnorm":
         return batchnorm_net(federation, seed)
+    if name == "few-channels":
+        return few_channels_net(federation, seed)
     torch.manual_seed(seed)
     options = options or ({"hidden": [16, 12]} if name == "mlp" else {})
     return nets.build(name, federation.input_shape, federation.num_classes, **options)
+
+
+def few_channels_net(federation: Federation, seed: int = 0) -> Net:
+    """A convolution that compiled kernels take, a linear layer and a head."""
+    channels, height, width = federation.input_shape
+    torch.manual_seed(seed)
+    flat = {"flatten": nn.Flatten(), **dense(4 * (height // 2) * (width // 2), 12, 1)}
+    layers = {"conv1": conv(channels, 4, 1, kernel=3, pad=1, pool=nn.MaxPool2d(2)), "fc1": flat}
+    layers["head"] = {"head": nn.Linear(12, federation.num_classes)}
+    return stack(layers, federation.input_shape, federation.num_classes)
 
 
 def batchnorm_net(federation: Federation, seed: int = 0) -> Net:

@@ -60,6 +60,9 @@ class Config(BaseModel):
     precision: Literal["bfloat16"] | None = Field(
         None, description="bfloat16: products in half the bits, faster on processors that have it (default: float32)"
     )
+    kernels: Literal["compiled"] | None = Field(
+        None, description="compiled: small convolutions by code made for this processor, to 1e-5 (default: torch's)"
+    )
     workers: int = Field(1, ge=1, le=1024, description="processes that compute")
     engine: Literal["local", "flower"] = Field("local", description="who computes: this machine, or Flower on Ray")
     out: str | None = Field(None, description="directory of the run")
@@ -109,6 +112,9 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     if not name.startswith(GIVEN):
         settings = hyperparameters.table(hyperparameters.check(name, settings))
     words["method"] = {"name": name} | settings
+    if words.get("kernels") and words.get("precision"):
+        what = f"kernels = {words['kernels']!r} computes in float32, and precision asks for {words['precision']}."
+        raise ConfigError(what, "Leave one of them out.")
     try:
         return Config(**words)
     except ValidationError as error:  # each word was checked alone; this is for what only the whole shows

@@ -102,6 +102,7 @@ def first_weights(config: Config, net: Net, method: Method) -> Net:
         torch.manual_seed(rng.derive(config.seed, "build"))
         built = method.build(net.clone())
     built.compute_in(torch.bfloat16 if config.precision else None)
+    built.compiled = config.kernels == "compiled"
     return built
 
 

@@ -18,6 +18,7 @@ from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Settings
 from perfed.engine.store import Store
 from perfed.engine.worker import Reply, Task, Worker
+from perfed.errors import NetError
 from tests.conftest import small_net
 from tests.contract.rows import ROWS
 from tests.runs import personal
@@ -38,12 +39,20 @@ class Recorder(Serial):
         return replies
 
 
-def start(name: str, federation: Federation, *, precision: torch.dtype | None = None, **simulation: Any) -> Simulation:
+def start(
+    name: str,
+    federation: Federation,
+    *,
+    net: str | None = None,
+    precision: torch.dtype | None = None,
+    compiled: bool = False,
+    **simulation: Any,
+) -> Simulation:
     row = ROWS[name]
     method = registry.make(name, **{"lr": 0.05, **row.hyper})
-    net = method.build(small_net(federation, row.net))
-    net.precision = precision
-    return Simulation(federation, net, method, Settings(rounds=4, fraction=0.5), **simulation)
+    built = method.build(small_net(federation, net or row.net))
+    built.precision, built.compiled = precision, compiled
+    return Simulation(federation, built, method, Settings(rounds=4, fraction=0.5), **simulation)
 
 
 def record(name: str, federation: Federation) -> tuple[Simulation, list[tuple[Task, Reply]], str]:
@@ -98,6 +107,26 @@ def test_fewer_bits_give_nearly_the_same(name: str, digits: Federation) -> None:
         ours, theirs = (_flat(personal(simulation, client)) for simulation in (full, half))
         off, moved = float((theirs - ours).norm()), float((ours - first).norm())
         assert off <= ROWS[name].rough * moved + 1e-6, (client, off / moved)
+
+
+@every_method
+def test_compiled_kernels_give_the_same_to_1e_5(name: str, digits: Federation) -> None:
+    net = {"mlp": "few-channels"}.get(ROWS[name].net, ROWS[name].net)
+    if ROWS[name].fused is None:
+        with pytest.raises(NetError, match="kernels"):
+            start(name, digits, net=net, compiled=True)
+        return
+    torchs = start(name, digits, net=net)
+    ours, pooled = (start(name, digits, net=net, compiled=True, workers=workers) for workers in (1, 2))
+    for t in (1, 2):
+        for simulation in (torchs, ours, pooled):
+            simulation.step(t)
+    sums = [simulation.store.state_sha256() for simulation in (torchs, ours, pooled)]
+    assert sums[1] == sums[2]
+    assert (sums[0] != sums[1]) == ROWS[name].fused
+    for client in ours.federation.participants:
+        torch.testing.assert_close(*(_flat(personal(each, client)) for each in (ours, torchs)), rtol=0, atol=1e-5)
+    assert [each.ledger.flops for each in (ours, pooled)] == [torchs.ledger.flops] * 2
 
 
 def _flat(state: State) -> torch.Tensor:

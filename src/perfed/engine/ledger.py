@@ -203,7 +203,7 @@ class Flops:
     def _count(self, task: Task, work: Work, before: Work = lambda worker, client: None) -> tuple[float, Client]:
         """FLOPs per sample of some work on a client with few samples, after what is not counted; and the client."""
         origin = self.source
-        worker = Worker(origin.federation, origin.net.clone(), origin.method, origin.rounds, origin.seed)
+        worker = Worker(origin.federation, origin.net.clone().plain(), origin.method, origin.rounds, origin.seed)
         plain = {name: tensor for name, tensor in task.received.items() if not name.startswith(SEALED)}
         probe = worker.client(replace(task, received=plain))  # nobody here has the key
         data = probe.data.train

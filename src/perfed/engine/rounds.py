@@ -31,6 +31,7 @@ from perfed.engine.stacking import pieces
 from perfed.engine.store import Store
 from perfed.engine.worker import Operation, Reply, Task, Worker
 from perfed.errors import QuorumError, UpdateError
+from perfed.nets import fused
 from perfed.nets.net import Net
 
 HEAVIEST = 1e12
@@ -103,6 +104,8 @@ class Simulation:
         """Run the remaining rounds, or those up to `stop_after`; the outcome if the last round is done."""
         try:
             last = min(self.settings.rounds, stop_after or self.settings.rounds)
+            if self.store.round < last:
+                self.worker.net.ready()
             for t in range(self.store.round + 1, last + 1):
                 self.step(t)
             return self.outcome() if self.store.round == self.settings.rounds else None
@@ -201,7 +204,7 @@ class Simulation:
             if not seen or self.settings.adapt != "never":
                 self.worker.prepare(found, seen=seen)
         found.net.module.eval()
-        found.net.precision = None  # who looks at a model, or takes it along, has it in full
+        found.net.plain()  # who looks at a model, or takes it along, has it in full
         return found
 
     def close(self) -> None:
@@ -322,6 +325,8 @@ class Simulation:
             facts["numerics"] = f"{self.numerics}/{REVISION}"
         if precision := self.worker.net.precision:
             facts["precision"] = str(precision)
+        if self.worker.net.compiled:
+            facts["kernels"] = f"compiled/{fused.REVISION}"
         return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
     def _tell(self, t: int, doing: str, done: int, of: int) -> None:

@@ -84,7 +84,7 @@ class Worker:
         for k in net.cuts:  # known from the start, so that no round is the one that finds out
             net.width(torch.zeros(2, *federation.input_shape), k)
         self._tensors: Mapping[str, Tensor] = net.module.state_dict()
-        self._precision = net.precision
+        self._precision, self._compiled = net.precision, net.compiled
 
     def jobs(self, tasks: Sequence[Task]) -> list[list[int]]:
         """Which tasks, by their places, are done together; here each alone."""
@@ -108,7 +108,7 @@ class Worker:
     def client(self, task: Task) -> Client:
         """The client of a task, its network filled with the initial, the received and its own private values."""
         self.fill(self._tensors, task)
-        self.net.precision = self._precision
+        self.net.precision, self.net.compiled = self._precision, self._compiled
         rng.seed_torch(rng.derive(self.seed, f"torch/{task.op}", task.t, task.client))
         return self.described(task)
 

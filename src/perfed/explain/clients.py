@@ -94,7 +94,7 @@ def conflicts(simulation: Simulation, client: int) -> tuple[list[int], Numbers] 
         task = simulation._task("evaluate", one, simulation.settings.rounds, seen=True)
         found = simulation.worker.client(task)
         simulation.worker.personal(found)
-        found.net.module.eval()
+        found.net.plain().module.eval()
         for label in found.data.classes_held:
             pulls[one, label] = _pull(simulation.method, found, label)
     held = sorted({label for _, label in pulls})

@@ -145,5 +145,5 @@ def _train_alone(result: Result, client: int) -> tuple[Client, int]:
         found = worker.client(Task("evaluate", client, made.settings.rounds, since, {}, private))
         worker.personal(found)
     found.net.module.eval()
-    found.net.precision = None
+    found.net.plain()
     return found, len(rounds)

@@ -60,7 +60,7 @@ def predict(model: Model, x: Tensor) -> Tensor:
         client.memory, client.received = within("memory", model.state), within("received", model.state)
         client.load(within("weights", model.state))
         client.net.module.eval()
-        client.net.precision = None
+        client.net.plain()
         ready = images.normalise(images.fit(x, worker.federation.input_shape)) if x.dtype == torch.uint8 else x
         return probabilities(worker.method, client, ready)
 

@@ -87,6 +87,8 @@ class Net:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The logits."""
+        if self.compiled:
+            return self._run(self._pass.prefix, x, len(self.layers))
         return self._run(self.module, x)
 
     def features(self, x: Tensor) -> Tensor:
@@ -108,6 +110,32 @@ class Net:
             self._silently(torch.zeros(2, *self.input_shape), len(self.layers))
         except RuntimeError as error:
             raise NetError(f"The network cannot be computed in {precision}: {error}.", "Leave precision out.") from None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether convolutions with few channels are computed in one with their pooling and ReLU, by compiled code."""
+        return bool(self._pass.fused)
+
+    @compiled.setter
+    def compiled(self, on: bool) -> None:
+        if on != self.compiled:
+            self._pass.fuse(on)
+        if on and not self.compiled:
+            raise NetError(
+                "kernels = 'compiled' is for small convolutions (at most 32 output channels and, for 5x5 filters, 12"
+                " input channels) directly followed by ReLU and 2x2 max pooling in the outermost Sequential, and this"
+                " network has none.",
+                "Leave kernels out.",
+            )
+
+    def ready(self) -> None:
+        """Have everything at hand that computing needs, before a run begins."""
+        self._pass.ready()
+
+    def plain(self) -> Net:
+        """This network, computed as torch does it and in full precision from now on."""
+        self.precision, self.compiled = None, False
+        return self
 
     @contextmanager
     def in_full(self) -> Iterator[None]:
@@ -219,12 +247,14 @@ class Net:
 
     @torch.no_grad()
     def _silently(self, x: Tensor, k: int) -> Tensor:
-        """What layers [0, k) give, leaving no trace."""
+        """What layers [0, k) give, leaving no trace and compiling nothing."""
         flags = [(part, part.training) for part in self.module.modules()]
         self.module.eval()
+        fused, self._pass.fused = self._pass.fused, frozenset()
         try:
             return self.run_prefix(x, k)
         finally:
+            self._pass.fused = fused
             for part, flag in flags:
                 part.training = flag
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from perfed.nets import fused
 from perfed.nets.layering import Stages
 from perfed.nets.probe import at_head
 
@@ -26,6 +27,19 @@ class Chain:
         self.module = module
         self.stages = stages
         self.head_path = next(name for name in stages[-1] if module.get_submodule(name).state_dict())
+        self.fused: frozenset[str] = frozenset()
+        """convolutions that are computed in one with the two modules behind them"""
+
+    def fuse(self, on: bool) -> None:
+        """Compute in one what can be, or nothing."""
+        at = [stage[i : i + 3] for stage in self.stages for i in range(len(stage) - 2)] if on else []
+        modules = {names[0]: [self.module.get_submodule(name) for name in names] for names in at}
+        self.fused = frozenset(name for name, three in modules.items() if fused.fusible(three))
+
+    def ready(self) -> None:
+        """Compile what is missing: now, and not in the middle of a run."""
+        for name in self.fused:
+            fused.kernel(self.module.get_submodule(name))
 
     def divisible(self, k: int, head: int) -> bool:
         """Whether the pass can be cut before layer k: always."""
@@ -62,8 +76,13 @@ class Chain:
         return [self.module.get_submodule(name) for stage in self.stages[k:] for name in stage]
 
     def _run(self, x: Tensor, names: Iterable[str]) -> Tensor:
-        for name in names:
-            x = self.module.get_submodule(name)(x)
+        left = iter(names)
+        for name in left:
+            module = self.module.get_submodule(name)
+            if name in self.fused:
+                x = fused.run([module, *(self.module.get_submodule(next(left)) for _ in range(2))], x)
+            else:
+                x = module(x)
         return x
 
 
@@ -74,6 +93,13 @@ class Whole:
         self.module = module
         self.head_path = head_path
         self.head_is_output = False
+        self.fused: frozenset[str] = frozenset()
+
+    def fuse(self, on: bool) -> None:
+        """Nothing here is known to follow something else."""
+
+    def ready(self) -> None:
+        """Nothing is missing."""
 
     def divisible(self, k: int, head: int) -> bool:
         """Whether the pass can be cut before layer k: only before the head."""

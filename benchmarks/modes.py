@@ -1,10 +1,11 @@
-"""What bfloat16 is worth and what it costs: a training step of each network in float32 and in bfloat16.
+"""What a numeric mode is worth and what it costs: a training step of each network as torch does it, and in the mode.
 
-    python benchmarks/precision.py
+    python benchmarks/modes.py bfloat16
+    python benchmarks/modes.py compiled
 
 CPU seconds of the same steps in one process, the two in turn, the least of several; and by how much of its norm the
-gradient of all weights differs, at the first weights and on digits. Writes results/precision.json;
-docs/benchmarks.md is filled from it by docs/tables.py.
+gradient of all weights differs, at the first weights and on digits. Networks for which there is no such mode are left
+out. Writes results/precision.json or results/compiled.json; docs/benchmarks.md is filled from them by docs/tables.py.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from torch.nn import functional as F
 
 from perfed import nets
 from perfed.core.sgd import Sgd
+from perfed.errors import NetError
 from perfed.nets import Net
 
 ROOT = Path(__file__).parents[1]
 CASES = [
     ("lenet5", (1, 28, 28), 32),
+    ("lenet5", (3, 32, 32), 128),
     ("cnn", (1, 28, 28), 10),
     ("cnn", (3, 32, 32), 10),
     ("cifarnet", (3, 32, 32), 10),
@@ -37,7 +40,15 @@ CASES = [
 REPEATS, LEAST = 7, 0.3
 
 
-KINDS = {"float32": None, "bfloat16": torch.bfloat16}
+FILES = {"bfloat16": "precision.json", "compiled": "compiled.json"}
+
+
+def switch(net: Net, mode: str) -> None:
+    """Let a network compute in this mode; float32 is torch's own way."""
+    net.plain()
+    if mode == "bfloat16":
+        net.precision = torch.bfloat16
+    net.compiled = mode == "compiled"
 
 
 def samples(net: Net, batch: int) -> tuple[Tensor, Tensor]:
@@ -49,14 +60,12 @@ def samples(net: Net, batch: int) -> tuple[Tensor, Tensor]:
     return x.contiguous(memory_format=torch.channels_last), torch.tensor(labels[:batch])
 
 
-def error(net: Net, batch: int) -> float:
-    """The norm of the difference of both gradients, as a part of the norm."""
-    found, (x, y) = [], samples(net, batch)
-    for net.precision in KINDS.values():
-        net.module.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        found.append(torch.cat([p.grad.flatten() for p in net.module.parameters() if p.grad is not None]))
-    return float((found[1] - found[0]).norm() / found[0].norm())
+def gradient(net: Net, batch: int) -> Tensor:
+    """Of all weights, as one vector."""
+    x, y = samples(net, batch)
+    net.module.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+    return torch.cat([p.grad.flatten() for p in net.module.parameters() if p.grad is not None])
 
 
 def step_of(net: Net, batch: int) -> float:
@@ -71,16 +80,21 @@ def step_of(net: Net, batch: int) -> float:
     return (time.process_time() - start) / steps
 
 
-def measure(name: str, shape: tuple[int, int, int], batch: int) -> dict[str, object]:
-    """Both kinds of step, and how their gradients differ."""
+def measure(mode: str, name: str, shape: tuple[int, int, int], batch: int) -> dict[str, object] | None:
+    """Both kinds of step, and how their gradients differ; None if the network has no such mode."""
     torch.manual_seed(0)
     net = nets.build(name, shape, 10)
     net.module.to(memory_format=torch.channels_last)
-    off = error(net, batch)
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    right = gradient(net, batch)
+    try:
+        switch(net, mode)
+    except NetError:
+        return None
+    off = float((gradient(net, batch) - right).norm() / right.norm())
+    found: dict[str, list[float]] = {"float32": [], mode: []}
     for _ in range(REPEATS):
         for kind, seconds in found.items():
-            net.precision = KINDS[kind]
+            switch(net, kind)
             seconds.append(step_of(net, batch))
     times = {kind: 1e3 * min(seconds) for kind, seconds in found.items()}
     return {"net": name, "input": list(shape), "batch": batch, "gradient_error": off, "ms": times}
@@ -88,17 +102,17 @@ def measure(name: str, shape: tuple[int, int, int], batch: int) -> dict[str, obj
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default=str(ROOT / "results" / "precision.json"))
+    parser.add_argument("mode", choices=list(FILES))
     given = parser.parse_args()
     torch.set_num_threads(1)
     facts = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "bfloat16": torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "steps": [measure(*case) for case in CASES],
+        "steps": [found for case in CASES if (found := measure(given.mode, *case))],
     }
     print(json.dumps(facts["steps"], indent=1))
-    Path(given.out).write_text(json.dumps(facts, indent=1) + "\n")
+    (ROOT / "results" / FILES[given.mode]).write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

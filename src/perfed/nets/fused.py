@@ -1,0 +1,157 @@
+"""Convolution, 2x2 max pooling and ReLU as one compiled step, for convolutions with few channels (`convpool.c`).
+
+    y = relu(max_pool(conv(x, w) + b))
+
+torch runs the three one after another, with kernels made for many channels; where there are few, as in LeNet-5, most of
+a step goes there. Sums run in another order than torch's, so this is a numeric mode of its own: equal to torch's to
+1e-5, not to the bit. Any other step of a network stays torch's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from perfed.nets import compiler
+
+SOURCE = Path(__file__).with_name("convpool.c")
+REVISION = 1
+"""of the arithmetic: a run that began with another one is not continued"""
+OUTPUTS, WIDTH = 32, 320
+"""The most output channels, and the most values of a filter with rows of full vectors, for which it is worth while."""
+LAST = torch.channels_last
+SLACK = 16
+"""as in convpool.c"""
+
+
+def fusible(modules: Sequence[nn.Module]) -> bool:
+    """Whether these are a convolution with few channels, 2x2 max pooling and ReLU, the last two in either order."""
+    if len(modules) != 3 or not _is_small(modules[0]):
+        return False
+    pool, relu = modules[1:] if isinstance(modules[1], nn.MaxPool2d) else modules[:0:-1]
+    return _is_pooling(pool) and _is_plain(relu, nn.ReLU)
+
+
+def run(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """What a fusible convolution and the two modules behind it make of x; by torch, if it is none of our maps."""
+    conv = modules[0]
+    assert isinstance(conv, nn.Conv2d)
+    assert conv.bias is not None
+    if any(map(_hooked, modules)) or not _takes(conv, x):
+        for module in modules:
+            x = module(x)
+        return x
+    return _ConvPoolRelu.apply(x, conv.weight, conv.bias, kernel(conv))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _takes(conv: nn.Conv2d, x: Tensor) -> bool:
+    """Whether these are maps of the convolution's, as single floats, of which something is left after pooling."""
+    tensors = (x, conv.weight, conv.bias)
+    if any(tensor.dtype != torch.float32 or tensor.device.type != "cpu" for tensor in tensors if tensor is not None):
+        return False
+    if x.dim() != 4 or x.shape[1] != conv.in_channels:
+        return False
+    padded = [length + 2 * int(conv.padding[0]) for length in x.shape[2:]]
+    places = len(x) * (prod(padded) * conv.in_channels + SLACK)
+    return min(padded) > conv.kernel_size[0] and places < 1 << 31
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The library for convolutions of one kind, and by how much they change the length of a map's side."""
+
+    library: ctypes.CDLL
+    grows: int
+
+
+def kernel(conv: nn.Module) -> Kernel:
+    """What computes this convolution; compiled, if it never was."""
+    assert isinstance(conv, nn.Conv2d)
+    return _kernel(conv.in_channels, conv.out_channels, conv.kernel_size[0], int(conv.padding[0]))
+
+
+@cache
+def _kernel(inputs: int, outputs: int, size: int, padding: int) -> Kernel:
+    library = compiler.load(SOURCE, CI=inputs, CO=outputs, K=size, PAD=padding)
+    library.padded_size.restype = ctypes.c_long
+    return Kernel(library, 2 * padding - size + 1)
+
+
+def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module is of this kind and nothing is hooked to it."""
+    return type(module) is kind and not _hooked(module)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _is_pooling(pool: nn.Module) -> bool:
+    if not isinstance(pool, nn.MaxPool2d) or not _is_plain(pool, nn.MaxPool2d):
+        return False
+    sizes = (pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode, pool.return_indices)
+    return sizes in (((2, 2), (2, 2), 0, 1, False, False), (2, 2, 0, 1, False, False))
+
+
+def _is_small(conv: nn.Module) -> bool:
+    if not isinstance(conv, nn.Conv2d) or not _is_plain(conv, nn.Conv2d):
+        return False
+    ways = (conv.stride, conv.dilation, conv.groups, conv.padding_mode)
+    if ways != ((1, 1), (1, 1), 1, "zeros") or conv.bias is None or isinstance(conv.padding, str):
+        return False
+    if len({*conv.kernel_size}) > 1 or len({*conv.padding}) > 1 or conv.out_channels > OUTPUTS:
+        return False
+    size = conv.kernel_size[0]
+    return 16 * ceil(size * conv.in_channels / 16) * size <= WIDTH
+
+
+def _at(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _maps(n: int, channels: int, height: int, width: int) -> Tensor:
+    strides = (channels * height * width, 1, width * channels, channels)
+    return torch.empty_strided((n, channels, height, width), strides, dtype=torch.float32)
+
+
+class _ConvPoolRelu(torch.autograd.Function):
+    """The step and its gradients; there is no second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel) -> Tensor:
+        x, weight, bias = x.contiguous(memory_format=LAST), weight.contiguous(memory_format=LAST), bias.contiguous()
+        n, _, *size = x.shape
+        lengths = [ctypes.c_long(length) for length in (n, *size)]
+        padded = x.new_empty(n, kernel.library.padded_size(*lengths[1:]))
+        y = _maps(n, len(weight), *((length + kernel.grows) // 2 for length in size))
+        chosen = torch.empty(y.numel(), dtype=torch.uint8)
+        kernel.library.forward(*map(_at, (x, weight, bias, padded, y, chosen)), *lengths)
+        ctx.library, ctx.lengths, ctx.shape = kernel.library, lengths, x.shape
+        ctx.save_for_backward(padded, chosen, weight)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        padded, chosen, weight = ctx.saved_tensors
+        dy = dy.contiguous(memory_format=LAST)
+        dx = dw = db = None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            dw, db = torch.empty_like(weight), weight.new_empty(len(weight))
+            entries = torch.empty(dy.numel() // len(weight) + 1, dtype=torch.int64)  # a place and a number each
+            ctx.library.filters(*map(_at, (dy, chosen, padded, entries, dw, db)), *ctx.lengths)
+        if ctx.needs_input_grad[0]:
+            dx, room = _maps(*ctx.shape), torch.empty_like(padded[0])
+            ctx.library.inputs(*map(_at, (dy, chosen, weight, room, dx)), *ctx.lengths)
+        return dx, dw, db, None
