@@ -61,7 +61,8 @@ class Config(BaseModel):
         None, description="bfloat16: products in half the bits, faster on processors that have it (default: float32)"
     )
     kernels: Literal["compiled"] | None = Field(
-        None, description="compiled: small convolutions by code made for this processor, to 1e-5 (default: torch's)"
+        None,
+        description="compiled: small convolutions and attention by code made for this processor (default: torch's)",
     )
     workers: int = Field(1, ge=1, le=1024, description="processes that compute")
     engine: Literal["local", "flower"] = Field("local", description="who computes: this machine, or Flower on Ray")

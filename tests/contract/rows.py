@@ -18,8 +18,8 @@ class Row:
     """whether what is kept is never sent; a variate's first change is the variate, a teacher is what was sent before"""
     predicts: bool = True
     """whether what is kept, if anything, reaches the prediction"""
-    fused: bool | None = True
-    """whether kernels = "compiled" changes how it trains; None: it is refused for the network that the method makes"""
+    fused: bool = True
+    """whether kernels = "compiled" is for the network that the method makes; where not, it is refused"""
     rough: float = 0.1
     """how far off two rounds in bfloat16 may be, as a part of the way that weights go in float32"""
 
@@ -32,9 +32,9 @@ ROWS: dict[str, Row] = {
     "fedavg": Row(private=False),
     "fedavg+ft": Row({"finetune_epochs": 2}, private=False),
     "fedbabu": Row({"finetune_epochs": 2}, private=False),
-    "fedbn": Row(net="batchnorm", fused=None, rough=0.3),
+    "fedbn": Row(net="batchnorm", fused=False, rough=0.3),
     "fedbsd": Row({"head_epochs": 2}),
-    "fedem": Row({"M": 2}, fused=None),
+    "fedem": Row({"M": 2}, fused=False),
     "fedfomo": Row({"M": 3}, secret=False),
     "fedma": Row(private=False),
     "fedmtl": Row(secret=False),
@@ -51,7 +51,7 @@ ROWS: dict[str, Row] = {
     "pfedme": Row(rough=0.4),
     "pfedsd": Row(secret=False),
     "privacypfedc": Row(),
-    "pse": Row({"lr": 0.02, "batch_size": 50}, net="conv3attn", secret=False, fused=False, rough=0.8),
+    "pse": Row({"lr": 0.02, "batch_size": 50}, net="conv3attn", secret=False, rough=0.8),
     "scaffold": Row(secret=False, predicts=False),
     "vanilla": Row({"unfreeze": (0, 2), "finetune_epochs": 2}, private=False),
 }

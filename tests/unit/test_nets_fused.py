@@ -31,6 +31,8 @@ SHAPES = [
     (2, 8, 1, 0, 1, 5, 5),
     (1, 1, 2, 0, 4, 3, 3),
     (20, 9, 3, 0, 2, 6, 9),
+    (32, 64, 3, 1, 3, 8, 6),
+    (64, 40, 5, 0, 2, 7, 8),
 ]
 
 
@@ -112,8 +114,8 @@ def other(kind: str) -> list[nn.Module]:
     if kind == "hook":
         conv.register_forward_hook(lambda *_: None)
     odd: dict[str, list[nn.Module]] = {
-        "channels": [layer(6, 33, 5, 0), pool, relu],
-        "filters": [layer(32, 16, 5, 0), pool, relu],
+        "channels": [layer(6, 65, 5, 0), pool, relu],
+        "filters": [layer(65, 16, 5, 0), pool, relu],
         "stride": [nn.Conv2d(6, 16, 5, stride=2), pool, relu],
         "groups": [nn.Conv2d(6, 16, 5, groups=2), pool, relu],
         "dilation": [nn.Conv2d(6, 16, 5, dilation=2), pool, relu],

@@ -17,10 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from perfed.errors import NetError
+from perfed.nets import attending
 
 
 class CrossAttention(nn.Module):
     """Queries from one feature map, keys and values from another; from the same one it is self-attention."""
+
+    compiled = False
+    """whether heads are computed by compiled code, where there is some for their size"""
 
     def __init__(self, channels: int, height: int, width: int, *, heads: int = 4, position: bool = True) -> None:
         """For maps of this shape; `position=False` leaves out the term Q P^T, and P itself."""
@@ -35,6 +39,12 @@ class CrossAttention(nn.Module):
         self.register_parameter("position", None)
         self.set_position(position)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """The tokens, and the channels of a head."""
+        channels, height, width = self.shape
+        return height * width, channels // self.heads
+
     def set_position(self, present: bool) -> None:
         """Give the block a new position P, or take it away."""
         self.position = nn.Parameter(0.02 * torch.randn(self.shape)) if present else None
@@ -42,6 +52,9 @@ class CrossAttention(nn.Module):
     def forward(self, q_from: Tensor, kv_from: Tensor | None = None) -> Tensor:
         """Attend from `q_from` to `kv_from` (to itself if not given); the result has the map's shape."""
         kv_from = q_from if kv_from is None else kv_from
+        if self.compiled and attending.takes(*self.size, q_from, kv_from):
+            filters = self.query.weight, self.key.weight, self.value.weight
+            return attending.attend((q_from, kv_from), filters, self.position, self.heads)
         height, width = q_from.shape[-2:]
         keys = self.key(kv_from)
         if self.position is not None:

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLLED _Pragma("GCC unroll 32") /* or gcc leaves sums in memory that have more than 16 vectors */
 #ifdef __AVX512VL__
 #define WIDE 16
 #define REGISTERS 32
@@ -53,6 +54,7 @@ INLINE shape shape_of(long h, long w)
 }
 
 long padded_size(long h, long w) { return shape_of(h, w).size; }
+long filter_size(void) { return FILTER * SPAN; } /* with full vectors */
 
 INLINE void pooled(const float *x, long stride, const float *w, const float *bias, float *y, uint8_t *chosen,
                    const int channels, const int columns)
@@ -124,51 +126,55 @@ void forward(const float *x, const float *weight, const float *bias, float *padd
 
 INLINE long place(int v, long stride) { return v / PARTS * stride + v % PARTS * SPAN; }
 
-INLINE void filter_chunk(const entry *list, long count, const float *padded, long stride, float (*out)[SPAN],
+INLINE void filter_chunk(const entry *list, long count, const float *padded, long stride, float (*made)[SPAN],
                          const int first, const int many)
 {
     span sum[CHUNK];
-    for (int v = 0; v < many; v++) sum[v] = (span){0};
+    UNROLLED for (int v = 0; v < many; v++) sum[v] = *(const span_at *)made[first + v];
     for (long e = 0; e < count; e++)
-        for (int v = 0; v < many; v++)
+        UNROLLED for (int v = 0; v < many; v++)
             sum[v] += list[e].g * *(const span_at *)(padded + list[e].at + place(first + v, stride));
-    for (int v = 0; v < many; v++) *(span_at *)out[first + v] = sum[v];
+    UNROLLED for (int v = 0; v < many; v++) *(span_at *)made[first + v] = sum[v];
 }
 
-/* The gradients of filters and biases. list: n * rows * columns + 1 entries */
-void filters(const float *dy, const uint8_t *chosen, const float *padded, entry *list, float *dw, float *db, long n,
-             long h, long w)
+/* The gradients of filters and biases. list: rows * columns + 1 entries; made: CO * FILTER * SPAN numbers. Map after map,
+   so that one map is read for all filters while it is near. */
+void filters(const float *dy, const uint8_t *chosen, const float *padded, entry *list, float (*made)[FILTER][SPAN],
+             float *dw, float *db, long n, long h, long w)
 {
     const shape s = shape_of(h, w);
     const int32_t offset[DEAD + 1] = {0, CI, s.stride, s.stride + CI, 0};
-    for (int o = 0; o < CO; o++) {
-        float made[CHUNKS * CHUNK][SPAN], sum = 0;
-        long count = 0, i = o;
-        for (long m = 0; m < n; m++)
+    memset(made, 0, CO * sizeof *made);
+    memset(db, 0, CO * sizeof *db);
+    for (long m = 0; m < n; m++, padded += s.size, dy += s.rows * s.columns * CO, chosen += s.rows * s.columns * CO)
+        for (int o = 0; o < CO; o++) {
+            long count = 0, i = o;
             for (long r = 0; r < s.rows; r++)
                 for (long c = 0; c < s.columns; c++, i += CO) { /* without a branch, which no processor could foresee */
-                    list[count] = (entry){m * s.size + 2 * (r * s.stride + c * CI) + offset[chosen[i]], dy[i]};
+                    list[count] = (entry){2 * (r * s.stride + c * CI) + offset[chosen[i]], dy[i]};
                     count += (chosen[i] != DEAD) & (dy[i] != 0);
                 }
-        for (int c = 0; c < CHUNKS; c++) {
-            const int first = c * CHUNK;
-            if (first + CHUNK <= FILTER) filter_chunk(list, count, padded, s.stride, made, first, CHUNK);
-            else filter_chunk(list, count, padded, s.stride, made, first, FILTER % CHUNK);
+            for (int c = 0; c < CHUNKS; c++) {
+                const int first = c * CHUNK;
+                if (first + CHUNK <= FILTER) filter_chunk(list, count, padded, s.stride, made[o], first, CHUNK);
+                else filter_chunk(list, count, padded, s.stride, made[o], first, FILTER % CHUNK);
+            }
+            float sum = db[o];
+            for (long e = 0; e < count; e++) sum += list[e].g;
+            db[o] = sum;
         }
-        for (long e = 0; e < count; e++) sum += list[e].g;
-        db[o] = sum;
-        for (int k = 0; k < K; k++) memcpy(dw + (o * K + k) * ROW, made[k * PARTS], ROW * sizeof(float));
-    }
+    for (int o = 0; o < CO; o++)
+        for (int k = 0; k < K; k++) memcpy(dw + (o * K + k) * ROW, made[o][k * PARTS], ROW * sizeof(float));
 }
 
 INLINE void input_chunk(const entry *list, int count, float (*filters)[FILTER][SPAN], float *to, long stride,
                         const int first, const int many)
 {
     span sum[CHUNK];
-    for (int v = 0; v < many; v++) sum[v] = (span){0};
+    UNROLLED for (int v = 0; v < many; v++) sum[v] = (span){0};
     for (int e = 0; e < count; e++)
-        for (int v = 0; v < many; v++) sum[v] += list[e].g * *(const span_at *)filters[list[e].at][first + v];
-    for (int v = 0; v < many; v++) {
+        UNROLLED for (int v = 0; v < many; v++) sum[v] += list[e].g * *(const span_at *)filters[list[e].at][first + v];
+    UNROLLED for (int v = 0; v < many; v++) {
         span_at *at = (span_at *)(to + place(first + v, stride));
         *at = *at + sum[v];
     }

@@ -3,8 +3,9 @@
     y = relu(max_pool(conv(x, w) + b))
 
 torch runs the three one after another, with kernels made for many channels; where there are few, as in LeNet-5, most of
-a step goes there. Sums run in another order than torch's, so this is a numeric mode of its own: equal to torch's to
-1e-5, not to the bit. Any other step of a network stays torch's.
+a step goes there. Going back, it computes every position, of which pooling has chosen one in four. Sums run in another
+order than torch's, so this is a numeric mode of its own: equal to torch's to 1e-5, not to the bit. Any other step of a
+network stays torch's, but for attention (`perfed.nets.attending`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from torch.autograd.function import once_differentiable
 from perfed.nets import compiler
 
 SOURCE = Path(__file__).with_name("convpool.c")
-REVISION = 1
+REVISION = 2
 """of the arithmetic: a run that began with another one is not continued"""
-OUTPUTS, WIDTH = 32, 320
+OUTPUTS, WIDTH = 64, 1600
 """The most output channels, and the most values of a filter with rows of full vectors, for which it is worth while."""
 LAST = torch.channels_last
 SLACK = 16
@@ -82,7 +83,7 @@ def kernel(conv: nn.Module) -> Kernel:
 @cache
 def _kernel(inputs: int, outputs: int, size: int, padding: int) -> Kernel:
     library = compiler.load(SOURCE, CI=inputs, CO=outputs, K=size, PAD=padding)
-    library.padded_size.restype = ctypes.c_long
+    library.padded_size.restype = library.filter_size.restype = ctypes.c_long
     return Kernel(library, 2 * padding - size + 1)
 
 
@@ -149,8 +150,9 @@ class _ConvPoolRelu(torch.autograd.Function):
         dx = dw = db = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dw, db = torch.empty_like(weight), weight.new_empty(len(weight))
-            entries = torch.empty(dy.numel() // len(weight) + 1, dtype=torch.int64)  # a place and a number each
-            ctx.library.filters(*map(_at, (dy, chosen, padded, entries, dw, db)), *ctx.lengths)
+            entries = torch.empty(dy[0, 0].numel() + 1, dtype=torch.int64)  # a place and a number each
+            made = weight.new_empty(len(weight), ctx.library.filter_size())
+            ctx.library.filters(*map(_at, (dy, chosen, padded, entries, made, dw, db)), *ctx.lengths)
         if ctx.needs_input_grad[0]:
             dx, room = _maps(*ctx.shape), torch.empty_like(padded[0])
             ctx.library.inputs(*map(_at, (dy, chosen, weight, room, dx)), *ctx.lengths)

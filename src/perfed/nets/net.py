@@ -113,8 +113,8 @@ class Net:
 
     @property
     def compiled(self) -> bool:
-        """Whether convolutions with few channels are computed in one with their pooling and ReLU, by compiled code."""
-        return bool(self._pass.fused)
+        """Whether compiled code computes small convolutions, with their pooling and ReLU, and attention's heads."""
+        return self._pass.compiled
 
     @compiled.setter
     def compiled(self, on: bool) -> None:
@@ -122,9 +122,9 @@ class Net:
             self._pass.fuse(on)
         if on and not self.compiled:
             raise NetError(
-                "kernels = 'compiled' is for small convolutions (at most 32 output channels and, for 5x5 filters, 12"
-                " input channels) directly followed by ReLU and 2x2 max pooling in the outermost Sequential, and this"
-                " network has none.",
+                "kernels = 'compiled' is for small convolutions (at most 64 output channels and, for 5x5 filters, 64"
+                " input channels) directly followed by ReLU and 2x2 max pooling in the outermost Sequential, and for"
+                " attention between feature maps; this network has neither.",
                 "Leave kernels out.",
             )
 
@@ -250,11 +250,12 @@ class Net:
         """What layers [0, k) give, leaving no trace and compiling nothing."""
         flags = [(part, part.training) for part in self.module.modules()]
         self.module.eval()
-        fused, self._pass.fused = self._pass.fused, frozenset()
+        compiled = self.compiled
+        self._pass.fuse(False)
         try:
             return self.run_prefix(x, k)
         finally:
-            self._pass.fused = fused
+            self._pass.fuse(compiled)
             for part, flag in flags:
                 part.training = flag
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from perfed.nets import fused
+from perfed.nets import attending, fused
+from perfed.nets.attention import CrossAttention
 from perfed.nets.layering import Stages
 from perfed.nets.probe import at_head
 
@@ -30,16 +31,29 @@ class Chain:
         self.fused: frozenset[str] = frozenset()
         """convolutions that are computed in one with the two modules behind them"""
 
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled code computes anything here."""
+        return bool(self.fused) or any(part.compiled for part in self._attentions())
+
     def fuse(self, on: bool) -> None:
-        """Compute in one what can be, or nothing."""
+        """Compute by compiled code what can be, or nothing."""
         at = [stage[i : i + 3] for stage in self.stages for i in range(len(stage) - 2)] if on else []
         modules = {names[0]: [self.module.get_submodule(name) for name in names] for names in at}
         self.fused = frozenset(name for name, three in modules.items() if fused.fusible(three))
+        for part in self._attentions():
+            part.compiled = on and attending.takes(*part.size)
 
     def ready(self) -> None:
         """Compile what is missing: now, and not in the middle of a run."""
         for name in self.fused:
             fused.kernel(self.module.get_submodule(name))
+        for part in self._attentions():
+            if part.compiled:
+                attending.kernel(*part.size)
+
+    def _attentions(self) -> list[CrossAttention]:
+        return [part for part in self.module.modules() if isinstance(part, CrossAttention)]
 
     def divisible(self, k: int, head: int) -> bool:
         """Whether the pass can be cut before layer k: always."""
@@ -93,7 +107,7 @@ class Whole:
         self.module = module
         self.head_path = head_path
         self.head_is_output = False
-        self.fused: frozenset[str] = frozenset()
+        self.compiled = False
 
     def fuse(self, on: bool) -> None:
         """Nothing here is known to follow something else."""

@@ -1,0 +1,151 @@
+/* O = softmax(scale * Q K^T) V of one attention head after another, and its gradients; T tokens, D channels of a head.
+
+   Tokens are rows, [n][T][heads * D]. Weights are kept transposed, [n][heads][T][WIDTH]: a lane is a query, so that no two
+   lanes are ever added and every sum runs in an order that the length of the processor's vectors does not change. */
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLLED _Pragma("GCC unroll 32")
+#ifdef __AVX512VL__
+#define REGISTERS 32
+#define L (D % 16 ? 8 : 16)
+#else
+#define REGISTERS 16
+#define L 8
+#endif
+
+#define WIDTH ((T + 15) / 16 * 16)
+#define MOST (REGISTERS / 8)                                    /* vectors side by side in a block of sums */
+#define ACROSS(vectors) ((vectors) < MOST ? (vectors) : MOST)
+#define DOWN(vectors) (REGISTERS * 3 / 4 / ACROSS(vectors))     /* rows of such a block */
+
+typedef float lanes __attribute__((vector_size(L * 4)));
+typedef float lanes_at __attribute__((vector_size(L * 4), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(L * 4)));
+
+INLINE lanes either(ints which, lanes yes, lanes no) { return (lanes)(((ints)yes & which) | ((ints)no & ~which)); }
+
+/* e^x for x <= 0, to the last bits; NaN stays NaN */
+INLINE lanes exponential(lanes x)
+{
+    const lanes magic = (lanes){0} + 12582912.0f; /* 1.5 * 2^23: whoever adds it rounds */
+    x = either(x < -87.0f, (lanes){0} - 87.0f, x);
+    const lanes k = (x * 1.44269504f + magic) - magic;
+    const lanes r = (x - k * 0.693359375f) + k * 2.12194440e-4f; /* x = k ln 2 + r, with ln 2 in two parts */
+    lanes p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * (r * r) + (r + 1.0f);
+    return p * (lanes)((__builtin_convertvector(k, ints) + 127) << 23);
+}
+
+/* out[c][i] = x[i][c] */
+INLINE void turned(const float *x, long stride, float (*out)[WIDTH])
+{
+    for (int c = 0; c < D; c++) memset(out[c] + T, 0, (WIDTH - T) * sizeof(float));
+    for (int i = 0; i < T; i++)
+        for (int c = 0; c < D; c++) out[c][i] = x[i * stride + c];
+}
+
+/* out[i][:] = sum over k of a[i, k] * b[k][:], a block of them; a's steps are given */
+INLINE void block(const float *a, long step_i, long step_k, const float *b, long stride, const int depth, float *out,
+                  long to, const int rows, const int vectors)
+{
+    lanes sum[REGISTERS][MOST];
+    UNROLLED for (int i = 0; i < rows; i++)
+        UNROLLED for (int v = 0; v < vectors; v++) sum[i][v] = (lanes){0};
+    for (int k = 0; k < depth; k++)
+        UNROLLED for (int i = 0; i < rows; i++)
+            UNROLLED for (int v = 0; v < vectors; v++)
+                sum[i][v] += a[i * step_i + k * step_k] * *(const lanes_at *)(b + k * stride + v * L);
+    UNROLLED for (int i = 0; i < rows; i++)
+        UNROLLED for (int v = 0; v < vectors; v++) *(lanes_at *)(out + i * to + v * L) = sum[i][v];
+}
+
+/* The same for T rows and columns in `all` vectors */
+INLINE void product(const float *a, const long step_i, const long step_k, const float *b, long stride, const int depth,
+                    float *out, long to, const int all)
+{
+    for (int v = 0; v < all; v += ACROSS(all)) {
+        const int whole = v + ACROSS(all) <= all;
+        int i = 0;
+        for (; whole && i + DOWN(all) <= T; i += DOWN(all))
+            block(a + i * step_i, step_i, step_k, b + v * L, stride, depth, out + i * to + v * L, to, DOWN(all), ACROSS(all));
+        for (; i < T; i++)
+            if (whole) block(a + i * step_i, step_i, step_k, b + v * L, stride, depth, out + i * to + v * L, to, 1, ACROSS(all));
+            else
+                for (int one = v; one < all; one++)
+                    block(a + i * step_i, step_i, step_k, b + one * L, stride, depth, out + i * to + one * L, to, 1, 1);
+    }
+}
+
+/* out[j][i] = sum over c of rows[j][c] * turned[c][i] */
+INLINE void scores(const float *rows, long stride, float (*turned)[WIDTH], float *out)
+{
+    product(rows, stride, 1, turned[0], WIDTH, D, out, WIDTH, WIDTH / L);
+}
+
+/* out[i][:] = sum over j of w[j][i] * rows[j][:] */
+INLINE void by_query(const float *w, const float *rows, long stride, float *out)
+{
+    product(w, 1, WIDTH, rows, stride, T, out, stride, D / L);
+}
+
+/* out[j][:] = sum over i of w[j][i] * rows[i][:] */
+INLINE void by_key(const float *w, const float *rows, long stride, float *out)
+{
+    product(w, WIDTH, 1, rows, stride, T, out, stride, D / L);
+}
+
+long weights_size(void) { return T * WIDTH; } /* of a head */
+
+void forward(const float *q, const float *k, const float *v, float *o, float *weights, long n, long heads, float scale)
+{
+    const long stride = heads * D;
+    float t[D][WIDTH];
+    for (long h = 0; h < n * heads; h++, weights += T * WIDTH) {
+        const long at = h / heads * T * stride + h % heads * D;
+        turned(q + at, stride, t);
+        scores(k + at, stride, t, weights);
+        for (int c = 0; c < WIDTH; c += L) {
+            lanes most = *(lanes_at *)(weights + c), all = {0};
+            for (int j = 1; j < T; j++) {
+                const lanes s = *(lanes_at *)(weights + j * WIDTH + c);
+                most = either(s > most, s, most);
+            }
+            for (int j = 0; j < T; j++) {
+                lanes_at *w = (lanes_at *)(weights + j * WIDTH + c);
+                all += *w = exponential((*w - most) * scale);
+            }
+            all = 1.0f / all;
+            for (int j = 0; j < T; j++) *(lanes_at *)(weights + j * WIDTH + c) *= all;
+        }
+        by_query(weights, v + at, stride, o + at);
+    }
+}
+
+void backward(const float *d_o, const float *q, const float *k, const float *v, const float *weights, float *dq, float *dk,
+              float *dv, long n, long heads, float scale)
+{
+    const long stride = heads * D;
+    float t[D][WIDTH], d[T * WIDTH];
+    for (long h = 0; h < n * heads; h++, weights += T * WIDTH) {
+        const long at = h / heads * T * stride + h % heads * D;
+        by_key(weights, d_o + at, stride, dv + at);
+        turned(d_o + at, stride, t);
+        scores(v + at, stride, t, d);
+        for (int c = 0; c < WIDTH; c += L) {
+            lanes all = {0};
+            for (int j = 0; j < T; j++) all += *(lanes_at *)(weights + j * WIDTH + c) * *(lanes_at *)(d + j * WIDTH + c);
+            for (int j = 0; j < T; j++) {
+                lanes_at *to = (lanes_at *)(d + j * WIDTH + c);
+                *to = *(lanes_at *)(weights + j * WIDTH + c) * (*to - all) * scale;
+            }
+        }
+        by_query(d, k + at, stride, dq + at);
+        by_key(d, q + at, stride, dk + at);
+    }
+}
