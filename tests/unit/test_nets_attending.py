@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +12,9 @@ from torch import Tensor
 
 import perfed
 from perfed import nets
+from perfed.engine.worker import _lay_out
 from perfed.errors import ConfigError
+from perfed.methods.fedem import FedEM
 from perfed.nets import CrossAttention, attending, compiler
 
 # channels, heads, height, width, samples: PSE's, few and many tokens, half and several vectors a head
@@ -73,30 +75,73 @@ def test_other_heads_and_maps_are_left_to_torch(monkeypatch: pytest.MonkeyPatch)
         expected = attention(q)
         attention.compiled = True
         assert torch.equal(attention(q), expected)
-    attention, q, _ = block((8, 1, 3, 3, 2))
-    attention.double().compiled = True
-    assert attention(q.double()).dtype == torch.float64
+
+
+def strange(kind: str) -> tuple[CrossAttention, Tensor, Tensor]:
+    """A block and what it is given, of which one is not what the kernel reads."""
+    attention, q, kv = block((16, 2, 4, 4, 2), position=kind in ("oblong", "double position"))
+    if kind == "hook":
+        attention.key.register_forward_hook(lambda module, given, found: 2 * found)
+    if kind == "bias":
+        attention.query = torch.nn.Conv2d(16, 16, 1)
+    if kind == "double position" and attention.position is not None:
+        attention.position = torch.nn.Parameter(attention.position.double())
+    if kind == "double":
+        attention, q, kv = attention.double(), q.double(), kv.double()
+    return attention, *{
+        "fewer keys": (q, kv[..., :2, :2]),
+        "one map for all": (q, kv[:1]),
+        "oblong": (q.view(2, 16, 2, 8), kv.reshape(2, 16, 2, 8)),
+        "larger": (torch.randn(1, 16, 20, 20), torch.randn(1, 16, 20, 20)),
+        "channels": (q, torch.cat([kv, kv], 1)),
+    }.get(kind, (q, kv))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["fewer keys", "one map for all", "oblong", "larger", "channels", "hook", "bias", "double", "double position"],
+)
+def test_what_is_none_of_its_maps_is_left_to_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attending, "attend", None)
+    attention, q, kv = strange(kind)
+    try:
+        expected = attention(q, kv)
+    except RuntimeError as error:
+        attention.compiled = True
+        with pytest.raises(RuntimeError, match=re.escape(str(error)[:40])):
+            attention(q, kv)
+    else:
+        attention.compiled = True
+        assert torch.equal(attention(q, kv), expected)
+
+
+def test_fewer_bits_are_left_to_torch() -> None:
+    attention, q, kv = block((64, 2, 8, 8, 2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = attention(q, kv)
+        attention.compiled = True
+        assert torch.equal(attention(q, kv), expected)
+    with pytest.raises(ValueError, match="one shape"):
+        attending._Heads.apply(torch.zeros(1, 4, 8), torch.zeros(1, 3, 8), torch.zeros(1, 4, 8), 1)
 
 
 @pytest.fixture
 def anew() -> Iterator[None]:
     """Kernels are looked for anew, before and after."""
-    attending.kernel.cache_clear()
+    kernel = attending.kernel
+    kernel.cache_clear()
     yield
-    attending.kernel.cache_clear()
+    kernel.cache_clear()
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="only there the flags that change vectors are known")
-@pytest.mark.parametrize("flags", ["-mno-avx512f", "-mno-avx512f -mprefer-vector-width=128"])
-def test_the_sums_do_not_depend_on_the_length_of_vectors(
-    flags: str, monkeypatch: pytest.MonkeyPatch, anew: None
-) -> None:
+@pytest.mark.skipif("avx512vl" not in compiler._processor(), reason="the processor has one length of vectors")
+def test_the_sums_do_not_depend_on_the_length_of_vectors(monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
     attention, q, kv = block((64, 2, 7, 7, 2))
     attention.compiled = True
     o = attention(q, kv)
     d = torch.randn_like(o)
     expected = [o, *gradients(o, d, q, kv)]
-    monkeypatch.setenv("CC", f"{compiler.compiler()[0]} {flags}")
+    monkeypatch.setenv("CC", f"{compiler.compiler()[0]} -mno-avx512f")
     attending.kernel.cache_clear()
     o = attention(q, kv)
     for mine, right in zip([o, *gradients(o, d, q, kv)], expected, strict=True):
@@ -115,10 +160,13 @@ def test_a_network_compiles_its_attention_before_a_run_and_not_while_it_is_looke
     net.compiled = True
     net.width(torch.zeros(2, 1, 16, 16), len(net.layers) - 1)
     assert asked == []
+    net.probe((1, 16, 16))
+    _lay_out(net.clone(), (1, 16, 16))
+    assert asked == []
     net.ready()
-    assert asked == [(16, 32)]
+    assert asked == [(16, 32)] * 2, "it is compiled and tried"
     torch.testing.assert_close(net.clone()(x), plain, rtol=0, atol=1e-5)
-    assert asked == [(16, 32)] * 2
+    assert asked == [(16, 32)] * 3
     assert torch.equal(net.plain()(x), plain)
     monkeypatch.setattr(attending, "kernel", kernel)
     kernel.cache_clear()
@@ -134,4 +182,17 @@ def test_a_network_of_attention_alone_can_be_compiled() -> None:
     assert not net.compiled
     net.compiled = True
     assert net.compiled
+    assert not net.with_head(torch.nn.Linear(128, 4), 4).compiled
     assert not net.plain().compiled
+
+
+def test_a_network_made_of_a_compiled_one_is_as_torch_has_it_until_it_is_asked() -> None:
+    net = nets.build("conv3attn", (1, 16, 16), 10)
+    net.compiled = True
+    other = perfed.nets.Net(net.clone().module, net.prefixes, net.input_shape, net.num_classes)
+    assert not other.compiled
+    other.compiled = True
+    assert other._pass.fused == net._pass.fused != frozenset()
+    mixture = FedEM(M=2).build(net)
+    assert not mixture.compiled
+    assert not any(part.compiled for part in mixture.module.modules() if isinstance(part, CrossAttention))

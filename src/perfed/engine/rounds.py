@@ -31,7 +31,7 @@ from perfed.engine.stacking import pieces
 from perfed.engine.store import Store
 from perfed.engine.worker import Operation, Reply, Task, Worker
 from perfed.errors import QuorumError, UpdateError
-from perfed.nets import fused
+from perfed.nets import compiler
 from perfed.nets.net import Net
 
 HEAVIEST = 1e12
@@ -326,7 +326,7 @@ class Simulation:
         if precision := self.worker.net.precision:
             facts["precision"] = str(precision)
         if self.worker.net.compiled:
-            facts["kernels"] = f"compiled/{fused.REVISION}"
+            facts["kernels"] = f"compiled/{compiler.REVISION}"
         return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
     def _tell(self, t: int, doing: str, done: int, of: int) -> None:

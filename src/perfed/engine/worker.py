@@ -271,7 +271,8 @@ def _lay_out(net: Net, input_shape: tuple[int, ...]) -> torch.memory_format:
     flags = [(part, part.training) for part in module.modules()]
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
-        module.eval()(torch.zeros(2, *input_shape).contiguous(memory_format=torch.channels_last))
+        with net.by_torch():
+            module.eval()(torch.zeros(2, *input_shape).contiguous(memory_format=torch.channels_last))
     except RuntimeError:
         module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         return torch.contiguous_format

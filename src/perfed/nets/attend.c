@@ -26,11 +26,12 @@ typedef int32_t ints __attribute__((vector_size(L * 4)));
 
 INLINE lanes either(ints which, lanes yes, lanes no) { return (lanes)(((ints)yes & which) | ((ints)no & ~which)); }
 
-/* e^x for x <= 0, to the last bits; NaN stays NaN */
-INLINE lanes exponential(lanes x)
+/* e^x for x <= 0, to the last bits, and 0 below -87; NaN stays NaN */
+INLINE lanes exponential(lanes given)
 {
     const lanes magic = (lanes){0} + 12582912.0f; /* 1.5 * 2^23: whoever adds it rounds */
-    x = either(x < -87.0f, (lanes){0} - 87.0f, x);
+    const ints small = given < -87.0f;
+    const lanes x = either(small, (lanes){0}, given);
     const lanes k = (x * 1.44269504f + magic) - magic;
     const lanes r = (x - k * 0.693359375f) + k * 2.12194440e-4f; /* x = k ln 2 + r, with ln 2 in two parts */
     lanes p = r * (1.0f / 5040) + 1.0f / 720;
@@ -39,7 +40,7 @@ INLINE lanes exponential(lanes x)
     p = p * r + 1.0f / 6;
     p = p * r + 0.5f;
     p = p * (r * r) + (r + 1.0f);
-    return p * (lanes)((__builtin_convertvector(k, ints) + 127) << 23);
+    return either(small, (lanes){0}, p * (lanes)((__builtin_convertvector(k, ints) + 127) << 23));
 }
 
 /* out[c][i] = x[i][c] */

@@ -27,16 +27,22 @@ TOKENS, CHANNELS = 256, 128
 """The most positions of a map and channels of a head that a kernel is made for."""
 
 
-def takes(tokens: int, channels: int, *maps: Tensor) -> bool:
-    """Whether heads of this kind, and these maps, are what the kernel computes."""
-    known = all(z.dim() == 4 and z.dtype == torch.float32 and z.device.type == "cpu" for z in maps)
-    return known and channels % 8 == 0 and tokens <= TOKENS and channels <= CHANNELS
+def takes(tokens: int, channels: int) -> bool:
+    """Whether there is a kernel for heads with so many tokens and channels."""
+    return channels % 8 == 0 and tokens <= TOKENS and channels <= CHANNELS
+
+
+def single(*tensors: Tensor) -> bool:
+    """Whether all are single floats on a processor, and stay so in products."""
+    return not torch.is_autocast_enabled("cpu") and all(
+        tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors
+    )
 
 
 def attend(
     maps: tuple[Tensor, Tensor], weights: tuple[Tensor, Tensor, Tensor], position: Tensor | None, heads: int
 ) -> Tensor:
-    """What attention makes of two maps, the queries' and the one of keys and values, with filters of 1x1."""
+    """What attention makes of two maps of one shape, the queries' and that of keys and values, with filters of 1x1."""
     n, channels, *size = maps[0].shape
     q_from, kv_from = (z.permute(0, 2, 3, 1).reshape(n, -1, channels) for z in maps)
     tokens = zip((q_from, kv_from, kv_from), weights, strict=True)
@@ -60,12 +66,14 @@ class _Heads(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+        if not (q.shape == k.shape == v.shape and single(q, k, v)):
+            raise ValueError("Queries, keys and values of one shape, as single floats, are what the kernel reads.")
         n, tokens, channels = q.shape
         library = kernel(tokens, channels // heads)
         q, k, v = (z.contiguous() for z in (q, k, v))
         o, weights = torch.empty_like(q), q.new_empty(n * heads, library.weights_size())
         ctx.library, ctx.sizes = library, (ctypes.c_long(n), ctypes.c_long(heads), ctypes.c_float(1 / sqrt(tokens)))
-        library.forward(*map(_at, (q, k, v, o, weights)), *ctx.sizes)
+        library.forward(*map(compiler.address, (q, k, v, o, weights)), *ctx.sizes)
         ctx.save_for_backward(q, k, v, weights)
         return o
 
@@ -74,9 +82,5 @@ class _Heads(torch.autograd.Function):
     def backward(ctx: Any, d_o: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights = ctx.saved_tensors
         d_o, found = d_o.contiguous(), [torch.empty_like(z) for z in (q, k, v)]
-        ctx.library.backward(*map(_at, (d_o, q, k, v, weights, *found)), *ctx.sizes)
+        ctx.library.backward(*map(compiler.address, (d_o, q, k, v, weights, *found)), *ctx.sizes)
         return *found, None
-
-
-def _at(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())

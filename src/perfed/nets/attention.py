@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from perfed.errors import NetError
-from perfed.nets import attending
+from perfed.nets import attending, fused
 
 
 class CrossAttention(nn.Module):
@@ -52,7 +52,7 @@ class CrossAttention(nn.Module):
     def forward(self, q_from: Tensor, kv_from: Tensor | None = None) -> Tensor:
         """Attend from `q_from` to `kv_from` (to itself if not given); the result has the map's shape."""
         kv_from = q_from if kv_from is None else kv_from
-        if self.compiled and attending.takes(*self.size, q_from, kv_from):
+        if self.compiled and self._known(q_from, kv_from):
             filters = self.query.weight, self.key.weight, self.value.weight
             return attending.attend((q_from, kv_from), filters, self.position, self.heads)
         height, width = q_from.shape[-2:]
@@ -62,6 +62,17 @@ class CrossAttention(nn.Module):
         q, k, v = (self._tokens(z) for z in (self.query(q_from), keys, self.value(kv_from)))
         weights = (q @ k.transpose(-2, -1) / sqrt(height * width)).softmax(-1)
         return (weights @ v).transpose(-2, -1).reshape(q_from.shape)
+
+    def _known(self, q_from: Tensor, kv_from: Tensor) -> bool:
+        """Whether maps and filters are what the kernel is for: as the block was made, and nothing hooked to them."""
+        filters = self.query, self.key, self.value
+        shapes = q_from.shape[1:] == self.shape and kv_from.shape == q_from.shape
+        return (
+            shapes
+            and attending.takes(*self.size)
+            and attending.single(q_from, kv_from, *self.parameters())
+            and all(fused.is_plain(conv, nn.Conv2d) and conv.bias is None for conv in filters)
+        )
 
     def _tokens(self, z: Tensor) -> Tensor:
         """(batch, channels, height, width) as (batch, heads, positions, channels of a head)."""

@@ -14,16 +14,21 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from torch import Tensor
+
 from perfed.errors import ConfigError
 
+REVISION = 2
+"""of the arithmetic of all that is compiled: a run that began with another one is not continued"""
 FLAGS = ("-xc", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 CURE = "Install a C compiler (on Debian: apt-get install gcc) or name one in CC; a new run may leave kernels out."
 
 
 def load(source: Path, **constants: int) -> ctypes.CDLL:
     """The library that this source makes with these constants."""
-    command = [*compiler(), *FLAGS, *(f"-D{name}={value}" for name, value in constants.items())]
-    key = sha256("\0".join([source.read_text(), *command, _version(command[0]), _processor()]).encode())
+    found = compiler()
+    command = [*found, *FLAGS, *(f"-D{name}={value}" for name, value in constants.items())]
+    key = sha256("\0".join([source.read_text(), *command, _version(*found), _processor()]).encode())
     library = _cache() / f"{source.stem}-{key.hexdigest()[:24]}.so"
     if library.exists():
         try:
@@ -36,6 +41,11 @@ def load(source: Path, **constants: int) -> ctypes.CDLL:
     except OSError as error:
         what = f"kernels = 'compiled': no library could be made in {library.parent}: {error}."
         raise ConfigError(what, "Name a directory for it in XDG_CACHE_HOME; a new run may leave kernels out.") from None
+
+
+def address(tensor: Tensor) -> ctypes.c_void_p:
+    """Where a tensor's numbers begin; the tensor must be held by a name for as long as the address is used."""
+    return ctypes.c_void_p(tensor.data_ptr())
 
 
 def compiler(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -71,8 +81,8 @@ def _cache() -> Path:
 
 
 @cache
-def _version(path: str) -> str:
-    return subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+def _version(*command: str) -> str:
+    return subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 @cache

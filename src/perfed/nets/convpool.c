@@ -4,7 +4,8 @@
    Going back, a gradient reaches one of the four positions that a pooled value was chosen from, and none where ReLU
    cut it off: only those positions are looked at. Every sum runs in an order of its own that neither the length of the
    processor's vectors nor the compiler changes, as no two lanes are ever added; only whether the processor multiplies
-   and adds in one step does. */
+   and adds in one step does. What is not looked at makes no NaN: where torch multiplies an infinite input by a gradient of
+   zero, nothing happens here. */
 #include <stdint.h>
 #include <string.h>
 
@@ -137,7 +138,7 @@ INLINE void filter_chunk(const entry *list, long count, const float *padded, lon
     UNROLLED for (int v = 0; v < many; v++) *(span_at *)made[first + v] = sum[v];
 }
 
-/* The gradients of filters and biases. list: rows * columns + 1 entries; made: CO * FILTER * SPAN numbers. Map after map,
+/* The gradients of filters and biases. list: rows * columns entries; made: CO * FILTER * SPAN numbers. Map after map,
    so that one map is read for all filters while it is near. */
 void filters(const float *dy, const uint8_t *chosen, const float *padded, entry *list, float (*made)[FILTER][SPAN],
              float *dw, float *db, long n, long h, long w)

@@ -25,8 +25,6 @@ from torch.autograd.function import once_differentiable
 from perfed.nets import compiler
 
 SOURCE = Path(__file__).with_name("convpool.c")
-REVISION = 2
-"""of the arithmetic: a run that began with another one is not continued"""
 OUTPUTS, WIDTH = 64, 1600
 """The most output channels, and the most values of a filter with rows of full vectors, for which it is worth while."""
 LAST = torch.channels_last
@@ -39,7 +37,7 @@ def fusible(modules: Sequence[nn.Module]) -> bool:
     if len(modules) != 3 or not _is_small(modules[0]):
         return False
     pool, relu = modules[1:] if isinstance(modules[1], nn.MaxPool2d) else modules[:0:-1]
-    return _is_pooling(pool) and _is_plain(relu, nn.ReLU)
+    return _is_pooling(pool) and is_plain(relu, nn.ReLU)
 
 
 def run(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
@@ -59,7 +57,7 @@ def _takes(conv: nn.Conv2d, x: Tensor) -> bool:
     tensors = (x, conv.weight, conv.bias)
     if any(tensor.dtype != torch.float32 or tensor.device.type != "cpu" for tensor in tensors if tensor is not None):
         return False
-    if x.dim() != 4 or x.shape[1] != conv.in_channels:
+    if x.dim() != 4 or x.shape[1] != conv.in_channels or not len(x):
         return False
     padded = [length + 2 * int(conv.padding[0]) for length in x.shape[2:]]
     places = len(x) * (prod(padded) * conv.in_channels + SLACK)
@@ -87,7 +85,7 @@ def _kernel(inputs: int, outputs: int, size: int, padding: int) -> Kernel:
     return Kernel(library, 2 * padding - size + 1)
 
 
-def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a module is of this kind and nothing is hooked to it."""
     return type(module) is kind and not _hooked(module)
 
@@ -99,14 +97,14 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def _is_pooling(pool: nn.Module) -> bool:
-    if not isinstance(pool, nn.MaxPool2d) or not _is_plain(pool, nn.MaxPool2d):
+    if not isinstance(pool, nn.MaxPool2d) or not is_plain(pool, nn.MaxPool2d):
         return False
     sizes = (pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode, pool.return_indices)
     return sizes in (((2, 2), (2, 2), 0, 1, False, False), (2, 2, 0, 1, False, False))
 
 
 def _is_small(conv: nn.Module) -> bool:
-    if not isinstance(conv, nn.Conv2d) or not _is_plain(conv, nn.Conv2d):
+    if not isinstance(conv, nn.Conv2d) or not is_plain(conv, nn.Conv2d):
         return False
     ways = (conv.stride, conv.dilation, conv.groups, conv.padding_mode)
     if ways != ((1, 1), (1, 1), 1, "zeros") or conv.bias is None or isinstance(conv.padding, str):
@@ -115,10 +113,6 @@ def _is_small(conv: nn.Module) -> bool:
         return False
     size = conv.kernel_size[0]
     return 16 * ceil(size * conv.in_channels / 16) * size <= WIDTH
-
-
-def _at(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
 
 
 def _maps(n: int, channels: int, height: int, width: int) -> Tensor:
@@ -137,7 +131,7 @@ class _ConvPoolRelu(torch.autograd.Function):
         padded = x.new_empty(n, kernel.library.padded_size(*lengths[1:]))
         y = _maps(n, len(weight), *((length + kernel.grows) // 2 for length in size))
         chosen = torch.empty(y.numel(), dtype=torch.uint8)
-        kernel.library.forward(*map(_at, (x, weight, bias, padded, y, chosen)), *lengths)
+        kernel.library.forward(*map(compiler.address, (x, weight, bias, padded, y, chosen)), *lengths)
         ctx.library, ctx.lengths, ctx.shape = kernel.library, lengths, x.shape
         ctx.save_for_backward(padded, chosen, weight)
         return y
@@ -150,10 +144,10 @@ class _ConvPoolRelu(torch.autograd.Function):
         dx = dw = db = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dw, db = torch.empty_like(weight), weight.new_empty(len(weight))
-            entries = torch.empty(dy[0, 0].numel() + 1, dtype=torch.int64)  # a place and a number each
+            entries = torch.empty(dy[0, 0].numel(), dtype=torch.int64)  # a place and a number each
             made = weight.new_empty(len(weight), ctx.library.filter_size())
-            ctx.library.filters(*map(_at, (dy, chosen, padded, entries, made, dw, db)), *ctx.lengths)
+            ctx.library.filters(*map(compiler.address, (dy, chosen, padded, entries, made, dw, db)), *ctx.lengths)
         if ctx.needs_input_grad[0]:
             dx, room = _maps(*ctx.shape), torch.empty_like(padded[0])
-            ctx.library.inputs(*map(_at, (dy, chosen, weight, room, dx)), *ctx.lengths)
+            ctx.library.inputs(*map(compiler.address, (dy, chosen, weight, room, dx)), *ctx.lengths)
         return dx, dw, db, None

@@ -118,19 +118,27 @@ class Net:
 
     @compiled.setter
     def compiled(self, on: bool) -> None:
-        if on != self.compiled:
-            self._pass.fuse(on)
+        self._pass.fuse(on)
         if on and not self.compiled:
             raise NetError(
                 "kernels = 'compiled' is for small convolutions (at most 64 output channels and, for 5x5 filters, 64"
                 " input channels) directly followed by ReLU and 2x2 max pooling in the outermost Sequential, and for"
-                " attention between feature maps; this network has neither.",
+                " attention on maps of at most 256 positions with 8, 16, ... or 128 channels a head, and this network"
+                " has neither.",
                 "Leave kernels out.",
             )
 
+    @torch.no_grad()
     def ready(self) -> None:
-        """Have everything at hand that computing needs, before a run begins."""
+        """Have everything at hand that computing needs, and see that it works, before a run begins."""
         self._pass.ready()
+        if self.compiled and self.input_shape:
+            try:
+                with self._evaluating():
+                    self(torch.zeros(2, *self.input_shape))
+            except RuntimeError as error:
+                what = f"The network cannot be computed by compiled kernels, whose maps have channels last: {error}"
+                raise NetError(what, "Flatten maps with nn.Flatten or reshape, or leave kernels out.") from None
 
     def plain(self) -> Net:
         """This network, computed as torch does it and in full precision from now on."""
@@ -245,17 +253,30 @@ class Net:
         parts = ", ".join(f"{layer} {size:,}" for layer, size in sizes.items())
         return f"Net({parts}; {sum(sizes.values()):,} parameters)"
 
-    @torch.no_grad()
-    def _silently(self, x: Tensor, k: int) -> Tensor:
-        """What layers [0, k) give, leaving no trace and compiling nothing."""
-        flags = [(part, part.training) for part in self.module.modules()]
-        self.module.eval()
+    @contextmanager
+    def by_torch(self) -> Iterator[None]:
+        """Where a network is only looked at: nothing is compiled for that."""
         compiled = self.compiled
         self._pass.fuse(False)
         try:
-            return self.run_prefix(x, k)
+            yield
         finally:
             self._pass.fuse(compiled)
+
+    @torch.no_grad()
+    def _silently(self, x: Tensor, k: int) -> Tensor:
+        """What layers [0, k) give, leaving no trace and compiling nothing."""
+        with self._evaluating(), self.by_torch():
+            return self.run_prefix(x, k)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Every module in evaluation, and afterwards as it was."""
+        flags = [(part, part.training) for part in self.module.modules()]
+        self.module.eval()
+        try:
+            yield
+        finally:
             for part, flag in flags:
                 part.training = flag
 
@@ -279,7 +300,8 @@ class Net:
                 raise unknown("layer", layer, self.layers)
 
     def _try(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        result = trial(self.module, self.head_path, shape, is_random)
+        with self.by_torch():
+            result = trial(self.module, self.head_path, shape, is_random)
         if isinstance(self._pass, Whole):
             self._pass.head_is_output = result.head_is_output
         self._hidden_randomness = result.body_is_random

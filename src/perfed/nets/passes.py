@@ -28,32 +28,30 @@ class Chain:
         self.module = module
         self.stages = stages
         self.head_path = next(name for name in stages[-1] if module.get_submodule(name).state_dict())
-        self.fused: frozenset[str] = frozenset()
+        self.fused: frozenset[str]
         """convolutions that are computed in one with the two modules behind them"""
+        self.fuse(False)
 
     @property
     def compiled(self) -> bool:
         """Whether compiled code computes anything here."""
-        return bool(self.fused) or any(part.compiled for part in self._attentions())
+        return bool(self.fused) or any(part.compiled for part in _attentions(self.module))
 
     def fuse(self, on: bool) -> None:
         """Compute by compiled code what can be, or nothing."""
         at = [stage[i : i + 3] for stage in self.stages for i in range(len(stage) - 2)] if on else []
         modules = {names[0]: [self.module.get_submodule(name) for name in names] for names in at}
         self.fused = frozenset(name for name, three in modules.items() if fused.fusible(three))
-        for part in self._attentions():
+        for part in _attentions(self.module):
             part.compiled = on and attending.takes(*part.size)
 
     def ready(self) -> None:
         """Compile what is missing: now, and not in the middle of a run."""
         for name in self.fused:
             fused.kernel(self.module.get_submodule(name))
-        for part in self._attentions():
+        for part in _attentions(self.module):
             if part.compiled:
                 attending.kernel(*part.size)
-
-    def _attentions(self) -> list[CrossAttention]:
-        return [part for part in self.module.modules() if isinstance(part, CrossAttention)]
 
     def divisible(self, k: int, head: int) -> bool:
         """Whether the pass can be cut before layer k: always."""
@@ -108,9 +106,12 @@ class Whole:
         self.head_path = head_path
         self.head_is_output = False
         self.compiled = False
+        self.fuse(False)
 
     def fuse(self, on: bool) -> None:
-        """Nothing here is known to follow something else."""
+        """Compute nothing by compiled code: what follows what is not known here."""
+        for part in _attentions(self.module):
+            part.compiled = False
 
     def ready(self) -> None:
         """Nothing is missing."""
@@ -140,6 +141,10 @@ class Whole:
     def modules_from(self, k: int) -> list[nn.Module]:
         """What layers [k, end) run, one after another: the head, or the whole as one."""
         return [self.module.get_submodule(self.head_path)] if k else [self.module]
+
+
+def _attentions(module: nn.Module) -> list[CrossAttention]:
+    return [part for part in module.modules() if isinstance(part, CrossAttention)]
 
 
 def is_random(module: nn.Module) -> bool:
