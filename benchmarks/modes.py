@@ -47,7 +47,7 @@ def switch(net: Net, mode: str) -> None:
     """Let a network compute in this mode; float32 is torch's own way."""
     net.plain()
     if mode == "bfloat16":
-        net.precision = torch.bfloat16
+        net.compute_in(torch.bfloat16)
     net.compiled = mode == "compiled"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -18,10 +19,16 @@ from perfed.core.method import Method
 from perfed.data import Federation, federate
 from perfed.engine.rounds import Simulation
 from perfed.engine.settings import Outcome, Settings
+from perfed.nets import halfbits
 from perfed.nets.net import Net
 from perfed.nets.stack import conv, dense, stack
 
 torch.set_num_threads(1)
+
+# bfloat16 is tested everywhere: without the matrix unit where torch cannot use it, before torch's first product asks.
+if not halfbits.works():
+    os.environ.update([halfbits.LIMIT.split("=")])
+    halfbits.works.cache_clear()
 
 
 # A shell without job control starts what runs in the background deaf to Ctrl-C, and all that it starts in turn.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from perfed.explain.explanation import explain
 from perfed.export import export
 from perfed.methods.perfedavg import PerFedAvg
 from perfed.methods.pse import alpha, divide, excited, extract
+from perfed.nets import halfbits
 from perfed.nets.net import Net
 from perfed.prepare import first_weights, prepare
 from tests.conftest import small_net
@@ -127,6 +131,27 @@ def test_channels_that_differ_little_are_told_apart() -> None:
 def test_another_precision_is_refused(word: str) -> None:
     with pytest.raises(ConfigError, match="precision"):
         config.resolve({"precision": word})
+
+
+@pytest.mark.parametrize(("dies", "unit"), [(True, True), (False, True), (True, False)])
+def test_a_matrix_unit_that_kills_is_refused(
+    dies: bool, unit: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tells = tmp_path / "cpuinfo"
+    tells.write_text("flags\t\t: avx512f avx512_bf16" + unit * " amx_bf16" + "\n")
+    monkeypatch.setattr(halfbits, "CPUINFO", tells)
+    trial = "import os, signal\n" + dies * "os.kill(os.getpid(), signal.SIGILL)"
+    monkeypatch.setattr(halfbits, "works", partial(halfbits.works.__wrapped__, trial))
+    if dies and unit:
+        with pytest.raises(ConfigError, match=r"precision = 'bfloat16'.*ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"):
+            perfed.run(net="mlp", clients=5, rounds=1, precision="bfloat16")
+    else:
+        assert perfed.run(net="mlp", clients=5, rounds=1, precision="bfloat16").config.precision == "bfloat16"
+
+
+def test_what_is_tried_is_what_would_be_computed() -> None:
+    """The trial names operators of torch: where nothing kills it, it ends well."""
+    assert subprocess.run([sys.executable, "-c", halfbits.TRIAL], check=False).returncode == 0
 
 
 def test_a_cohort_is_refused(digits: Federation) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from perfed.errors import NetError, unknown
+from perfed.nets import halfbits
 from perfed.nets.layering import ownership, stages
 from perfed.nets.passes import Chain, Whole, is_random
 from perfed.nets.probe import trial
@@ -103,6 +104,8 @@ class Net:
 
     def compute_in(self, precision: torch.dtype | None) -> None:
         """Set the precision, if the network can be computed in it."""
+        if precision is not None:
+            halfbits.demand()
         self.precision = precision
         if precision is None or not self.input_shape:
             return
