@@ -7,6 +7,7 @@ its own tries it first.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -37,7 +38,7 @@ def demand() -> None:
 
 @cache
 def works(trial: str = TRIAL) -> bool:
-    """Whether a process lives through products in bfloat16; only where there is a matrix unit is one started."""
+    """Whether the processor lets products in bfloat16 pass; only where there is a matrix unit is a process started."""
     if not (CPUINFO.exists() and "amx_bf16" in CPUINFO.read_text()):
         return True
-    return not subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode
+    return subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode != -signal.SIGILL
