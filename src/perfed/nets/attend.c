@@ -1,7 +1,8 @@
-/* O = softmax(scale * Q K^T) V of one attention head after another, and its gradients; T tokens, D channels of a head.
+/* O = softmax(scale * Q (K + P)^T) V of one attention head after another, and its gradients; T tokens, D channels of a head.
 
-   Tokens are rows, [n][T][heads * D]. Weights are kept transposed, [n][heads][T][WIDTH]: a lane is a query, so that no two
-   lanes are ever added and every sum runs in an order that the length of the processor's vectors does not change. */
+   Tokens are rows, [n][T][heads * D]; those of Q, K and V may lie in wider rows, their gradients then likewise. P is one row
+   of heads * D for every token, or nothing. Weights are kept transposed, [n][heads][T][WIDTH]: a lane is a query, so that no
+   two lanes are ever added and every sum runs in an order that the length of the processor's vectors does not change. */
 #include <stdint.h>
 #include <string.h>
 
@@ -13,6 +14,11 @@
 #else
 #define REGISTERS 16
 #define L 8
+#endif
+#ifdef __AVX__
+#define ROUNDED(v) __asm__("" : "+v"(v)) /* or gcc adds it in the same step, but for some processors only long vectors */
+#else
+#define ROUNDED(v)
 #endif
 
 #define WIDTH ((T + 15) / 16 * 16)
@@ -90,63 +96,82 @@ INLINE void scores(const float *rows, long stride, float (*turned)[WIDTH], float
 }
 
 /* out[i][:] = sum over j of w[j][i] * rows[j][:] */
-INLINE void by_query(const float *w, const float *rows, long stride, float *out)
+INLINE void by_query(const float *w, const float *rows, long stride, float *out, long to)
 {
-    product(w, 1, WIDTH, rows, stride, T, out, stride, D / L);
+    product(w, 1, WIDTH, rows, stride, T, out, to, D / L);
 }
 
 /* out[j][:] = sum over i of w[j][i] * rows[i][:] */
-INLINE void by_key(const float *w, const float *rows, long stride, float *out)
+INLINE void by_key(const float *w, const float *rows, long stride, float *out, long to)
 {
-    product(w, WIDTH, 1, rows, stride, T, out, stride, D / L);
+    product(w, WIDTH, 1, rows, stride, T, out, to, D / L);
+}
+
+typedef struct { const float *rows; long stride; } table;
+
+/* A head's K + P; in `room`, if there is a P */
+INLINE table keyed(const float *k, long stride, const float *p, long to, float (*room)[D])
+{
+    if (!p) return (table){k, stride};
+    for (int i = 0; i < T; i++)
+        for (int c = 0; c < D; c++) room[i][c] = k[i * stride + c] + p[i * to + c];
+    return (table){room[0], D};
 }
 
 long weights_size(void) { return T * WIDTH; } /* of a head */
 
-void forward(const float *q, const float *k, const float *v, float *o, float *weights, long n, long heads, float scale)
+void forward(const float *q, const float *k, const float *v, const float *p, float *o, float *weights, long n, long heads,
+             long q_row, long kv_row, float scale)
 {
-    const long stride = heads * D;
-    float t[D][WIDTH];
+    const long o_row = heads * D;
+    float t[D][WIDTH], room[T][D];
     for (long h = 0; h < n * heads; h++, weights += T * WIDTH) {
-        const long at = h / heads * T * stride + h % heads * D;
-        turned(q + at, stride, t);
-        scores(k + at, stride, t, weights);
-        for (int c = 0; c < WIDTH; c += L) {
-            lanes most = *(lanes_at *)(weights + c), all = {0};
+        const long token = h / heads * T, c = h % heads * D, kv_at = token * kv_row + c;
+        const table keys = keyed(k + kv_at, kv_row, p ? p + c : p, o_row, room);
+        turned(q + token * q_row + c, q_row, t);
+        scores(keys.rows, keys.stride, t, weights);
+        for (int i = 0; i < WIDTH; i += L) {
+            lanes most = *(lanes_at *)(weights + i), all = {0};
             for (int j = 1; j < T; j++) {
-                const lanes s = *(lanes_at *)(weights + j * WIDTH + c);
+                const lanes s = *(lanes_at *)(weights + j * WIDTH + i);
                 most = either(s > most, s, most);
             }
             for (int j = 0; j < T; j++) {
-                lanes_at *w = (lanes_at *)(weights + j * WIDTH + c);
+                lanes_at *w = (lanes_at *)(weights + j * WIDTH + i);
                 all += *w = exponential((*w - most) * scale);
             }
             all = 1.0f / all;
-            for (int j = 0; j < T; j++) *(lanes_at *)(weights + j * WIDTH + c) *= all;
+            for (int j = 0; j < T; j++) *(lanes_at *)(weights + j * WIDTH + i) *= all;
         }
-        by_query(weights, v + at, stride, o + at);
+        by_query(weights, v + kv_at, kv_row, o + token * o_row + c, o_row);
     }
 }
 
-void backward(const float *d_o, const float *q, const float *k, const float *v, const float *weights, float *dq, float *dk,
-              float *dv, long n, long heads, float scale)
+void backward(const float *d_o, const float *q, const float *k, const float *v, const float *p, const float *weights, float *dq,
+              float *dk, float *dv, long n, long heads, long q_row, long kv_row, float scale)
 {
-    const long stride = heads * D;
-    float t[D][WIDTH], d[T * WIDTH];
+    const long o_row = heads * D;
+    float t[D][WIDTH], d[T * WIDTH], room[T][D];
     for (long h = 0; h < n * heads; h++, weights += T * WIDTH) {
-        const long at = h / heads * T * stride + h % heads * D;
-        by_key(weights, d_o + at, stride, dv + at);
-        turned(d_o + at, stride, t);
-        scores(v + at, stride, t, d);
-        for (int c = 0; c < WIDTH; c += L) {
+        const long token = h / heads * T, c = h % heads * D;
+        const long q_at = token * q_row + c, kv_at = token * kv_row + c, o_at = token * o_row + c;
+        const table keys = keyed(k + kv_at, kv_row, p ? p + c : p, o_row, room);
+        by_key(weights, d_o + o_at, o_row, dv + kv_at, kv_row);
+        turned(d_o + o_at, o_row, t);
+        scores(v + kv_at, kv_row, t, d);
+        for (int i = 0; i < WIDTH; i += L) {
             lanes all = {0};
-            for (int j = 0; j < T; j++) all += *(lanes_at *)(weights + j * WIDTH + c) * *(lanes_at *)(d + j * WIDTH + c);
             for (int j = 0; j < T; j++) {
-                lanes_at *to = (lanes_at *)(d + j * WIDTH + c);
-                *to = *(lanes_at *)(weights + j * WIDTH + c) * (*to - all) * scale;
+                lanes part = *(lanes_at *)(weights + j * WIDTH + i) * *(lanes_at *)(d + j * WIDTH + i);
+                ROUNDED(part);
+                all += part;
+            }
+            for (int j = 0; j < T; j++) {
+                lanes_at *to = (lanes_at *)(d + j * WIDTH + i);
+                *to = *(lanes_at *)(weights + j * WIDTH + i) * (*to - all) * scale;
             }
         }
-        by_query(d, k + at, stride, dq + at);
-        by_key(d, q + at, stride, dk + at);
+        by_query(d, keys.rows, keys.stride, dq + q_at, q_row);
+        by_key(d, q + q_at, q_row, dk + kv_at, kv_row);
     }
 }

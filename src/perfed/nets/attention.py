@@ -67,6 +67,7 @@ class CrossAttention(nn.Module):
         """Whether maps and filters are what the kernel is for: as the block was made, and nothing hooked to them."""
         filters = self.query, self.key, self.value
         shapes = q_from.shape[1:] == self.shape and kv_from.shape == q_from.shape
+        shapes = shapes and (self.position is None or self.position.shape == self.shape)
         return (
             shapes
             and attending.takes(*self.size)

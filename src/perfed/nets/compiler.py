@@ -18,7 +18,7 @@ from torch import Tensor
 
 from perfed.errors import ConfigError
 
-REVISION = 2
+REVISION = 3
 """of the arithmetic of all that is compiled: a run that began with another one is not continued"""
 FLAGS = ("-xc", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 CURE = "Install a C compiler (on Debian: apt-get install gcc) or name one in CC; a new run may leave kernels out."
