@@ -87,6 +87,19 @@ def strange(kind: str) -> tuple[CrossAttention, Tensor, Tensor]:
         attention.position = torch.nn.Parameter(torch.ones(16, 1, 1))
     if kind == "hook":
         attention.key.register_forward_hook(lambda module, given, found: 2 * found)
+    if kind == "narrow":
+        attention.query, attention.key = torch.nn.Conv2d(16, 4, 1, bias=False), torch.nn.Conv2d(16, 4, 1, bias=False)
+    if kind == "stride":
+        attention.key = torch.nn.Conv2d(16, 16, 1, stride=2, bias=False)
+        attention.value = torch.nn.Conv2d(16, 16, 1, stride=2, bias=False)
+    if kind == "groups":
+        attention.value = torch.nn.Conv2d(16, 16, 1, groups=2, bias=False)
+    if kind == "padding":
+        attention.query = torch.nn.Conv2d(16, 16, 1, padding=1, bias=False)
+    if kind == "3x3":
+        attention.query = torch.nn.Conv2d(16, 16, 3, padding=1, bias=False)
+    if kind == "heads":
+        attention.heads = 3
     if kind == "bias":
         attention.query = torch.nn.Conv2d(16, 16, 1)
     if kind == "double position" and attention.position is not None:
@@ -115,6 +128,7 @@ def strange(kind: str) -> tuple[CrossAttention, Tensor, Tensor]:
         "double",
         "double position",
         "one position",
+        *("narrow", "stride", "groups", "padding", "3x3", "heads"),
     ],
 )
 def test_what_is_none_of_its_maps_is_left_to_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,18 +172,52 @@ def anew() -> Iterator[None]:
     kernel.cache_clear()
 
 
+# channels, heads, height, width: heads whose last rows and columns are computed in blocks of every size
 @pytest.mark.skipif("avx512vl" not in compiler._processor(), reason="the processor has one length of vectors")
-def test_the_sums_do_not_depend_on_the_length_of_vectors(monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
-    attention, q, kv = block((64, 2, 7, 7, 2))
+@pytest.mark.parametrize(
+    "shape", [(64, 2, 7, 7), (8, 1, 8, 8), (24, 1, 7, 7), (56, 1, 7, 7), (128, 1, 5, 5), (8, 1, 6, 6)]
+)
+def test_the_sums_do_not_depend_on_the_length_of_vectors(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, anew: None
+) -> None:
+    attention, q, kv = block((*shape, 2))
     attention.compiled = True
     o = attention(q, kv)
     d = torch.randn_like(o)
     expected = [o, *gradients(o, d, q, kv)]
-    monkeypatch.setenv("CC", f"{compiler.compiler()[0]} -mno-avx512f")
-    attending.kernel.cache_clear()
-    o = attention(q, kv)
-    for mine, right in zip([o, *gradients(o, d, q, kv)], expected, strict=True):
-        assert torch.equal(mine, right)
+    for tuned in ("", "-mtune=haswell", "-mtune=znver3"):
+        monkeypatch.setenv("CC", f"{compiler.compiler({})[0]} -mno-avx512f {tuned}")
+        attending.kernel.cache_clear()
+        o = attention(q, kv)
+        for mine, right in zip([o, *gradients(o, d, q, kv)], expected, strict=True):
+            assert torch.equal(mine, right)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    attention, q, kv = block((16, 2, 4, 4, 2))
+    attention.compiled = True
+    for loss in (attention(q, kv).sum(), attention(q, kv).square().sum()):
+        with pytest.raises(RuntimeError, match="second derivative"):
+            torch.autograd.grad(loss, list(attention.parameters()), create_graph=True)
+
+
+def test_a_gradient_can_be_asked_for_twice_and_for_some_of_the_weights() -> None:
+    attention, q, kv = block((16, 2, 4, 4, 3))
+    for part in (attention.query.weight, attention.position):
+        part.requires_grad_(False)
+    wide = q.detach().repeat(1, 1, 1, 2)[..., ::2].requires_grad_()  # not in one piece
+    theirs = attention(wide, kv.detach())
+    attention.compiled = True
+    ours, d = attention(wide, kv.detach()), torch.ones(()).expand_as(theirs)
+    of = (wide, attention.key.weight, attention.value.weight)
+    right = torch.autograd.grad(theirs, of, d)
+    first, second = (torch.autograd.grad(ours, of, d, retain_graph=True) for _ in range(2))
+    for mine, again, expected in zip(first, second, right, strict=True):
+        assert torch.equal(mine, again)
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    rows = torch.randn(2, 48, 16).transpose(1, 2).requires_grad_()
+    o = attending._Heads.apply(2, None, rows)
+    assert torch.equal(o, attending._Heads.apply(2, None, rows.contiguous()))
 
 
 def test_a_network_compiles_its_attention_before_a_run_and_not_while_it_is_looked_at(

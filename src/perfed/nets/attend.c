@@ -16,9 +16,9 @@
 #define L 8
 #endif
 #ifdef __AVX__
-#define ROUNDED(v) __asm__("" : "+v"(v)) /* or gcc adds it in the same step, but for some processors only long vectors */
+#define ALONE(sum) __asm__("" : "+v"(sum)) /* or for some processors gcc takes two steps for a product and a lone short sum */
 #else
-#define ROUNDED(v)
+#define ALONE(sum)
 #endif
 
 #define WIDTH ((T + 15) / 16 * 16)
@@ -64,10 +64,12 @@ INLINE void block(const float *a, long step_i, long step_k, const float *b, long
     lanes sum[REGISTERS][MOST];
     UNROLLED for (int i = 0; i < rows; i++)
         UNROLLED for (int v = 0; v < vectors; v++) sum[i][v] = (lanes){0};
-    for (int k = 0; k < depth; k++)
+    for (int k = 0; k < depth; k++) {
         UNROLLED for (int i = 0; i < rows; i++)
             UNROLLED for (int v = 0; v < vectors; v++)
                 sum[i][v] += a[i * step_i + k * step_k] * *(const lanes_at *)(b + k * stride + v * L);
+        if (rows * vectors == 1) ALONE(sum[0][0]);
+    }
     UNROLLED for (int i = 0; i < rows; i++)
         UNROLLED for (int v = 0; v < vectors; v++) *(lanes_at *)(out + i * to + v * L) = sum[i][v];
 }
@@ -162,9 +164,8 @@ void backward(const float *d_o, const float *q, const float *k, const float *v, 
         for (int i = 0; i < WIDTH; i += L) {
             lanes all = {0};
             for (int j = 0; j < T; j++) {
-                lanes part = *(lanes_at *)(weights + j * WIDTH + i) * *(lanes_at *)(d + j * WIDTH + i);
-                ROUNDED(part);
-                all += part;
+                all += *(lanes_at *)(weights + j * WIDTH + i) * *(lanes_at *)(d + j * WIDTH + i);
+                ALONE(all);
             }
             for (int j = 0; j < T; j++) {
                 lanes_at *to = (lanes_at *)(d + j * WIDTH + i);

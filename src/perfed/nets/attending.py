@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from perfed.nets import compiler
@@ -79,6 +78,7 @@ class _Heads(torch.autograd.Function):
         channels = width // (4 - len(made))
         widths = [3 * channels] if len(made) == 1 else [channels, 2 * channels]
         fit = [tuple(z.shape) for z in made] == [(n, tokens, wide) for wide in widths] and single(*made)
+        fit = fit and channels % heads == 0 and takes(tokens, channels // heads)
         if not fit or (position is not None and not (position.shape == (tokens, channels) and single(position))):
             raise ValueError("Queries, keys and values of one shape, as single floats, are what the kernel reads.")
         library = kernel(tokens, channels // heads)
@@ -93,8 +93,8 @@ class _Heads(torch.autograd.Function):
         return o
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_o: Tensor) -> tuple[Tensor | None, ...]:
+        compiler.once()
         weights, *made = ctx.saved_tensors
         position = made.pop() if ctx.positioned else None
         d_o, found = d_o.contiguous(), [torch.empty_like(z) for z in made]

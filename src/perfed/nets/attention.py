@@ -65,17 +65,29 @@ class CrossAttention(nn.Module):
 
     def _known(self, q_from: Tensor, kv_from: Tensor) -> bool:
         """Whether maps and filters are what the kernel is for: as the block was made, and nothing hooked to them."""
-        filters = self.query, self.key, self.value
+        channels = self.shape[0]
         shapes = q_from.shape[1:] == self.shape and kv_from.shape == q_from.shape
-        shapes = shapes and (self.position is None or self.position.shape == self.shape)
+        placed = self.position is None or self.position.shape == self.shape
         return (
             shapes
+            and placed
+            and channels % self.heads == 0
             and attending.takes(*self.size)
             and attending.single(q_from, kv_from, *self.parameters())
-            and all(fused.is_plain(conv, nn.Conv2d) and conv.bias is None for conv in filters)
+            and all(_is_filter(conv, channels) for conv in (self.query, self.key, self.value))
         )
 
     def _tokens(self, z: Tensor) -> Tensor:
         """(batch, channels, height, width) as (batch, heads, positions, channels of a head)."""
         batch, channels = z.shape[:2]
         return z.reshape(batch, self.heads, channels // self.heads, -1).transpose(-2, -1)
+
+
+def _is_filter(conv: nn.Conv2d, channels: int) -> bool:
+    """Whether it is what the block was made with: as many channels as before, position by position."""
+    ways = conv.weight.shape, conv.stride, conv.padding, conv.groups
+    return (
+        fused.is_plain(conv, nn.Conv2d)
+        and ways == ((channels, channels, 1, 1), (1, 1), (0, 0), 1)
+        and conv.bias is None
+    )

@@ -14,6 +14,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from perfed.errors import ConfigError
@@ -46,6 +47,14 @@ def load(source: Path, **constants: int) -> ctypes.CDLL:
 def address(tensor: Tensor) -> ctypes.c_void_p:
     """Where a tensor's numbers begin; the tensor must be held by a name for as long as the address is used."""
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+def once() -> None:
+    """Refuse, in a backward pass, to be part of one that is differentiated again."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "Compiled kernels have no second derivative; kernels = 'compiled' has to be left out for it."
+        )
 
 
 def compiler(environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -20,8 +20,10 @@
 #endif
 #ifdef __AVX__
 #define IN_REGISTER(v) __asm__("" : "+v"(v)) /* or gcc reads it from memory for every product */
+#define ALONE(sum) IN_REGISTER(sum) /* or for some processors gcc takes two steps for a product and a lone short sum */
 #else
 #define IN_REGISTER(v)
+#define ALONE(sum)
 #endif
 
 #define ROW (K * CI)                                  /* a filter's row: K pixels side by side */
@@ -132,9 +134,11 @@ INLINE void filter_chunk(const entry *list, long count, const float *padded, lon
 {
     span sum[CHUNK];
     UNROLLED for (int v = 0; v < many; v++) sum[v] = *(const span_at *)made[first + v];
-    for (long e = 0; e < count; e++)
+    for (long e = 0; e < count; e++) {
         UNROLLED for (int v = 0; v < many; v++)
             sum[v] += list[e].g * *(const span_at *)(padded + list[e].at + place(first + v, stride));
+        if (many == 1) ALONE(sum[0]);
+    }
     UNROLLED for (int v = 0; v < many; v++) *(span_at *)made[first + v] = sum[v];
 }
 
@@ -173,8 +177,10 @@ INLINE void input_chunk(const entry *list, int count, float (*filters)[FILTER][S
 {
     span sum[CHUNK];
     UNROLLED for (int v = 0; v < many; v++) sum[v] = (span){0};
-    for (int e = 0; e < count; e++)
+    for (int e = 0; e < count; e++) {
         UNROLLED for (int v = 0; v < many; v++) sum[v] += list[e].g * *(const span_at *)filters[list[e].at][first + v];
+        if (many == 1) ALONE(sum[0]);
+    }
     UNROLLED for (int v = 0; v < many; v++) {
         span_at *at = (span_at *)(to + place(first + v, stride));
         *at = *at + sum[v];

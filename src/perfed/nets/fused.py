@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from perfed.nets import compiler
 
@@ -137,8 +136,8 @@ class _ConvPoolRelu(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        compiler.once()
         padded, chosen, weight = ctx.saved_tensors
         dy = dy.contiguous(memory_format=LAST)
         dx = dw = db = None
