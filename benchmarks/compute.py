@@ -4,9 +4,9 @@
 
 Rounds are sampled and not run: of every method of a recipe, the local round of two clients of middling size and the
 scoring of eight, with the fast paths and without them, in CPU seconds. They are taken for all participants of
-all rounds and for all settings. Without the fast paths means: no outputs of frozen layers are kept, heads are trained
-like other layers, every client is scored by itself, convolutions keep torch's default layout and kernels, and all
-is computed in float32 where a recipe's quick budget has bfloat16.
+all rounds and for all settings. Without the fast paths means: no outputs of frozen layers are kept, all gradients are
+autograd's, every client is scored by itself, convolutions keep torch's default layout and kernels, and all is computed
+in float32 where a recipe's quick budget has bfloat16.
 
 At the full budget a run of less than ten minutes is counted three times, for three seeds, and so is one of a setting's
 best three methods; any other is counted once. A run that two tables share is counted in the first of them.
@@ -68,6 +68,7 @@ def plainly() -> Iterator[None]:
     with ExitStack() as stack:
         for name, value in (
             ("perfed.core.fit.PREFIX_BYTES", -1),
+            ("perfed.core.fit.written", lambda *_: None),
             ("perfed.engine.scoring.stackable", lambda _: False),
             ("perfed.engine.worker._lay_out", lambda net, shape: torch.contiguous_format),
         ):

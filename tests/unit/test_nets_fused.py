@@ -221,8 +221,8 @@ def test_no_samples_have_gradients_too() -> None:
 def test_more_places_than_an_index_can_name_are_left_to_torch() -> None:
     conv = layer(1, 6, 5, 2)
     many = torch.zeros(1).expand(3_000_000, 1, 28, 28)
-    assert not fused._takes(conv, many)
-    assert fused._takes(conv, many[:1000])
+    assert not fused.takes(conv, many)
+    assert fused.takes(conv, many[:1000])
 
 
 def test_a_hook_that_comes_later_is_called() -> None:

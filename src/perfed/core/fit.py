@@ -1,7 +1,8 @@
 """The one training loop: minibatch steps on the layers that a phase trains, all others left alone.
 
 Layers that a phase does not train are outside the optimiser and the backward pass, and their BatchNorm layers use
-their stored statistics. The output of the leading layers that stay frozen is computed once and trained on.
+their stored statistics. The output of the leading layers that stay frozen is computed once and trained on. Gradients of
+plain layers are computed without a graph, to the same bits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from perfed.core.sgd import Sgd
 from perfed.core.softmax import linear_head, regress
 from perfed.errors import ConfigError
 from perfed.nets.net import Net
+from perfed.nets.written import alike, written
 
 PREFIX_BATCH = 256
 PREFIX_BYTES = 1 << 30
@@ -68,7 +70,7 @@ class Optimiser:
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov = true needs momentum.", "Give a momentum above 0, as in method.momentum=0.9.")
 
-    def over(self, parameters: Sequence[nn.Parameter], lr: float | None = None) -> Sgd:
+    def over(self, parameters: Sequence[Tensor], lr: float | None = None) -> Sgd:
         """A fresh optimiser over these parameters."""
         return Sgd(
             parameters,
@@ -92,6 +94,21 @@ def set_trainable(net: Net, trains: Sequence[str]) -> list[nn.Parameter]:
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.train(any(f"{path}.{leaf}" in chosen for leaf in module.state_dict()))
     return trained
+
+
+def gradients_of(
+    client: Client, loss: Loss, parameters: Sequence[Tensor], cut: int = 0
+) -> Callable[[Batch], list[Tensor]]:
+    """What gives a loss's gradients at a batch that comes in before layer `cut`, laid out as the parameters are."""
+    if known := written(client.net, cut, parameters) if is_plain(loss) else None:
+        return lambda batch: known(batch.x, batch.y)
+
+    def differentiated(batch: Batch) -> list[Tensor]:
+        with torch.enable_grad():
+            found = torch.autograd.grad(loss(client, batch), list(parameters), materialize_grads=True)
+        return alike(found, parameters)
+
+    return differentiated
 
 
 def keep_statistics(net: Net) -> None:
@@ -142,6 +159,7 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
         trainable = sum(parameter.numel() for parameter in parameters)
         objective = phase.loss or loss
         head = linear_head(net, cut, parameters) if cut and is_plain(objective) and not phase.after_step else None
+        known = written(net, cut, parameters) if is_plain(objective) else None
         source = client.generator(f"{purpose}/{number}")
         for _ in range(phase.epochs):
             order = batches(len(data), optimiser.batch_size, source, whole=net.has_batchnorm)
@@ -151,9 +169,12 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
                 client.meter.enter(len(data), len(order), trainable)
             else:
                 for index in order:
-                    step.zero_grad()
-                    objective(client, Batch(x[index], data.y[index], index, cut)).backward()  # type: ignore[no-untyped-call]
-                    step.step()
+                    if known:
+                        step.move(parameters, known(x[index], data.y[index]))
+                    else:
+                        step.zero_grad()
+                        objective(client, Batch(x[index], data.y[index], index, cut)).backward()  # type: ignore[no-untyped-call]
+                        step.step()
                     if phase.after_step:
                         phase.after_step(client)
                     client.meter.count(len(index), trainable)

@@ -44,12 +44,12 @@ class Sgd:
                 gradients.append(parameter.grad)
         self.move(moved, gradients)
 
-    def move(self, moved: list[Tensor], gradients: list[Tensor]) -> None:
+    def move(self, moved: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Move these parameters along these gradients; to be called without autograd."""
         first = bool(self.momentum) and not self._velocity
         torch._fused_sgd_(
-            moved,
-            gradients,
+            list(moved),
+            list(gradients),
             [self._moving(p, g, first) for p, g in zip(moved, gradients, strict=True)] if self.momentum else [],
             weight_decay=self.weight_decay,
             momentum=self.momentum,

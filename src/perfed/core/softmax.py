@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from perfed.core.sgd import Sgd
 from perfed.nets.net import Net
-
-_aten = torch.ops.aten
+from perfed.nets.written import slope_of
 
 
 def linear_head(net: Net, cut: int, trained: Sequence[Tensor]) -> nn.Linear | None:
@@ -32,11 +31,8 @@ def linear_head(net: Net, cut: int, trained: Sequence[Tensor]) -> nn.Linear | No
 @torch.no_grad()
 def regress(head: nn.Linear, x: Tensor, y: Tensor, indices: Iterable[Tensor], sgd: Sgd) -> None:
     """A step of cross-entropy for every batch of features."""
-    weight, bias, one = head.weight, head.bias, torch.ones(())
+    weight, bias = head.weight, head.bias
     for index in indices:
         features, labels = x.index_select(0, index), y.index_select(0, index)
-        scores = _aten._log_softmax(torch.addmm(bias, features, weight.t()), 1, False)
-        _, total = _aten.nll_loss_forward(scores, labels, None, 1, -100)
-        slope = _aten.nll_loss_backward(one, scores, labels, None, 1, -100, total)
-        slope = _aten._log_softmax_backward_data(slope, scores, 1, scores.dtype)
+        slope = slope_of(torch.addmm(bias, features, weight.t()), labels)
         sgd.move([weight, bias], [slope.t().mm(features), slope.sum(0)])

@@ -245,7 +245,7 @@ class CohortWorker(Worker):
         def step(index: Tensor, share: Tensor) -> None:
             count, rows = len(index), index.flatten()
             if not sgd[0].parameters or len(sgd[0].parameters[0]) != count:  # some clients have finished
-                fewer = optimiser.over([stack[:count] for stack in moving])  # type: ignore[misc]
+                fewer = optimiser.over([stack[:count] for stack in moving])
                 if sgd[0].parameters:
                     fewer.inherit(sgd[0])
                 sgd[0] = fewer

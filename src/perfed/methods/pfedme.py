@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from perfed.core.client import Batch, Client, Update
 from perfed.core.combine import stride
-from perfed.core.fit import Optimiser, Phase, fit
+from perfed.core.fit import Optimiser, Phase, fit, gradients_of
 from perfed.core.method import Method
 from perfed.core.plan import Round
 from perfed.core.proximal import parameters, proximal
@@ -65,14 +66,16 @@ class PFedMe(Method):
         client.memory.update(under("theta", theta))
         return client.update()
 
+    @torch.no_grad()
     def solve(self, mine: Client, w: State, batch: Batch) -> None:
         """theta <- K steps towards argmin f_i(theta; batch) + lambda/2 ||theta - w||^2."""
-        theta = list(mine.net.module.parameters())
+        theta: list[Tensor] = list(mine.net.module.parameters())
         sgd = self.plain(mine.round).over(theta, self.personal_lr * self.lr_decay ** (mine.round.t - 1))
+        slopes = gradients_of(mine, self.loss, theta)
+        anchors = [w[name] for name, _ in mine.net.module.named_parameters()]
         for _ in range(self.K):
-            sgd.zero_grad()
-            (self.loss(mine, batch) + self.lam * proximal(mine.net, w)).backward()  # type: ignore[no-untyped-call]
-            sgd.step()
+            pull = torch._foreach_mul(torch._foreach_sub(theta, anchors), self.lam)
+            sgd.move(theta, torch._foreach_add(slopes(batch), pull))
         mine.meter.count(len(batch.y), sum(t.numel() for t in theta), self.K - 1)  # the step of w_i counts as one
 
     def plain(self, round: Round) -> Optimiser:

@@ -11,7 +11,7 @@ network stays torch's, but for attention (`perfed.nets.attending`).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, prod
@@ -44,14 +44,27 @@ def run(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
     conv = modules[0]
     assert isinstance(conv, nn.Conv2d)
     assert conv.bias is not None
-    if any(map(_hooked, modules)) or not _takes(conv, x):
+    if any(map(_hooked, modules)) or not takes(conv, x):
         for module in modules:
             x = module(x)
         return x
     return _ConvPoolRelu.apply(x, conv.weight, conv.bias, kernel(conv))  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _takes(conv: nn.Conv2d, x: Tensor) -> bool:
+def by_hand(conv: nn.Conv2d, x: Tensor) -> tuple[Tensor, Callable[[Tensor, Sequence[bool]], tuple[Tensor | None, ...]]]:
+    """What is made of x, and what gives the gradients of x, filters and biases, if each is wanted; without a graph."""
+    kept = _Kept()
+    assert conv.bias is not None
+    y = _ConvPoolRelu.forward(kept, x, conv.weight, conv.bias, kernel(conv))
+
+    def back(dy: Tensor, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        kept.needs_input_grad = wanted
+        return _ConvPoolRelu.backward(kept, dy)[:3]
+
+    return y, back
+
+
+def takes(conv: nn.Conv2d, x: Tensor) -> bool:
     """Whether these are maps of the convolution's, as single floats, of which something is left after pooling."""
     tensors = (x, conv.weight, conv.bias)
     if any(tensor.dtype != torch.float32 or tensor.device.type != "cpu" for tensor in tensors if tensor is not None):
@@ -117,6 +130,16 @@ def _is_small(conv: nn.Module) -> bool:
 def _maps(n: int, channels: int, height: int, width: int) -> Tensor:
     strides = (channels * height * width, 1, width * channels, channels)
     return torch.empty_strided((n, channels, height, width), strides, dtype=torch.float32)
+
+
+class _Kept:
+    """What a step keeps for going back."""
+
+    needs_input_grad: Sequence[bool]
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        self.saved_tensors = tensors
 
 
 class _ConvPoolRelu(torch.autograd.Function):

@@ -207,6 +207,11 @@ class Net:
         self._demand(k)
         return self._pass.modules_from(k)
 
+    def groups_from(self, k: int) -> list[list[nn.Module]]:
+        """The same, and together those that compiled code computes as one."""
+        self._demand(k)
+        return self._pass.groups_from(k)
+
     def stochastic(self, k: int) -> bool:
         """Whether layers [0, k) draw random numbers in training: dropout and its like."""
         return k > 0 and (self._hidden_randomness or any(map(is_random, self._pass.modules_before(k))))

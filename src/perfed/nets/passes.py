@@ -87,14 +87,19 @@ class Chain:
         """What layers [k, end) run, one after another."""
         return [self.module.get_submodule(name) for stage in self.stages[k:] for name in stage]
 
-    def _run(self, x: Tensor, names: Iterable[str]) -> Tensor:
+    def groups_from(self, k: int) -> list[list[nn.Module]]:
+        """The same, and together those that are computed as one."""
+        return list(self._groups(name for stage in self.stages[k:] for name in stage))
+
+    def _groups(self, names: Iterable[str]) -> Iterator[list[nn.Module]]:
         left = iter(names)
         for name in left:
-            module = self.module.get_submodule(name)
-            if name in self.fused:
-                x = fused.run([module, *(self.module.get_submodule(next(left)) for _ in range(2))], x)
-            else:
-                x = module(x)
+            behind = [next(left) for _ in range(2)] if name in self.fused else []
+            yield [self.module.get_submodule(one) for one in (name, *behind)]
+
+    def _run(self, x: Tensor, names: Iterable[str]) -> Tensor:
+        for group in self._groups(names):
+            x = fused.run(group, x) if len(group) > 1 else group[0](x)
         return x
 
 
@@ -141,6 +146,10 @@ class Whole:
     def modules_from(self, k: int) -> list[nn.Module]:
         """What layers [k, end) run, one after another: the head, or the whole as one."""
         return [self.module.get_submodule(self.head_path)] if k else [self.module]
+
+    def groups_from(self, k: int) -> list[list[nn.Module]]:
+        """The same, each by itself."""
+        return [[module] for module in self.modules_from(k)]
 
 
 def _attentions(module: nn.Module) -> list[CrossAttention]:

@@ -1,0 +1,201 @@
+"""Gradients that are written out: to the bit those of autograd, wherever all layers are known, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import perfed
+from perfed import nets
+from perfed.core import registry
+from perfed.core.fit import set_trainable
+from perfed.data import Federation
+from perfed.engine.flopcount import CountFlops
+from perfed.engine.rounds import Simulation
+from perfed.engine.settings import Settings
+from perfed.nets import Net, fused
+from perfed.nets.written import Written, written
+from tests.conftest import small_net
+
+NETS: list[tuple[str, tuple[int, int, int], bool]] = [
+    ("mlp", (1, 8, 8), False),
+    ("lenet5", (1, 28, 28), False),
+    ("lenet5", (3, 32, 32), True),
+    ("cnn", (1, 28, 28), True),
+    ("cnn", (3, 32, 32), False),
+    ("cifarnet", (3, 32, 32), False),
+    ("conv3", (1, 16, 16), True),
+]
+
+
+def made(name: str, shape: tuple[int, int, int], compiled: bool = False, **words: Any) -> Net:
+    torch.manual_seed(0)
+    net = nets.build(name, shape, 10, **words)
+    net.compiled = compiled
+    return net
+
+
+def samples(net: Net, n: int = 7) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    x = torch.randn(n, *net.input_shape)
+    return (x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x), torch.arange(n) % 10
+
+
+def differentiated(net: Net, x: Tensor, y: Tensor, cut: int, trained: Sequence[nn.Parameter]) -> list[Tensor | None]:
+    for parameter in trained:
+        parameter.grad = None
+    F.cross_entropy(net.run_suffix(x, cut) if cut else net(x), y).backward()
+    return [parameter.grad for parameter in trained]
+
+
+def known(net: Net, cut: int, trained: Sequence[nn.Parameter]) -> Written:
+    found = written(net, cut, trained)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("name", "shape", "compiled"), NETS)
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("n", [7, 1])
+def test_all_gradients_are_those_of_autograd(
+    name: str, shape: tuple[int, int, int], compiled: bool, layout: torch.memory_format, n: int
+) -> None:
+    net = made(name, shape, compiled)
+    net.module.to(memory_format=layout)
+    trained = set_trainable(net, net.layers)
+    x, y = samples(net, n)
+    expected = differentiated(net, x, y, 0, trained)
+    found = known(net, 0, trained)(x, y)
+    for mine, right, parameter in zip(found, expected, trained, strict=True):
+        assert right is not None
+        assert torch.equal(mine, right)
+        assert mine.stride() == parameter.stride()
+        assert not mine.requires_grad
+
+
+@pytest.mark.parametrize(("name", "shape", "compiled"), NETS)
+def test_frozen_layers_and_cuts(name: str, shape: tuple[int, int, int], compiled: bool) -> None:
+    net = made(name, shape, compiled)
+    x, y = samples(net)
+    for trains in (net.layers[:1], net.layers[-1:], net.layers[::2], net.layers[1:]):
+        trained = set_trainable(net, trains)
+        for cut in (0, net.cut(trains)):
+            z = net.run_prefix(x, cut).detach()
+            expected = differentiated(net, z, y, cut, trained)
+            for mine, right in zip(known(net, cut, trained)(z, y), expected, strict=True):
+                assert right is not None
+                assert torch.equal(mine, right)
+
+
+def sequence(*modules: nn.Module) -> Net:
+    torch.manual_seed(0)
+    net = perfed.wrap(nn.Sequential(*modules), str(len(modules) - 1), (2, 9, 9))
+    assert net.num_classes == 10
+    return net
+
+
+def unknown(kind: str) -> Net:
+    conv, head = nn.Conv2d(2, 4, 3), nn.Linear(196, 10)
+    if kind == "hook":
+        conv.register_forward_hook(lambda *_: None)
+    if kind == "pre-hook":
+        head.register_forward_pre_hook(lambda *_: None)
+    if kind == "grouped sizes":
+        return sequence(nn.Conv2d(2, 4, 3, padding="same", padding_mode="circular"), nn.Flatten(), nn.Linear(324, 10))
+    odd: dict[str, list[nn.Module]] = {
+        "dropout": [nn.Dropout(0.5)],
+        "batch norm": [nn.BatchNorm2d(4)],
+        "activation": [nn.Tanh()],
+    }
+    net = sequence(conv, *odd.get(kind, []), nn.ReLU(), nn.Flatten(), head)
+    if kind == "half bits":
+        net.precision = torch.bfloat16
+    if kind == "tied":
+        one = nn.Linear(162, 162)
+        module = nn.Sequential(nn.Flatten(), one, nn.ReLU(), one, nn.Linear(162, 10))
+        return Net(module, {"body": ["0", "1", "2", "3"], "head": ["4"]}, (2, 9, 9), 10)
+    return net
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["hook", "pre-hook", "grouped sizes", "dropout", "batch norm", "activation", "half bits", "tied"],
+)
+def test_what_is_not_known_is_left_to_autograd(kind: str) -> None:
+    net = unknown(kind)
+    assert written(net, 0, set_trainable(net, net.layers)) is None
+
+
+def test_a_module_whose_inside_is_not_known_is_left_to_autograd() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(1, 2, 3), nn.Linear(72, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(2 * self.conv(x).flatten(1))  # type: ignore[no-any-return]
+
+    net = perfed.wrap(Odd(), "fc", (1, 8, 8))
+    assert written(net, 0, set_trainable(net, net.layers)) is None
+    x = torch.randn(3, 72)
+    trained = set_trainable(net, net.layers[-1:])
+    assert torch.equal(
+        known(net, 1, trained)(x, torch.arange(3))[0], differentiated(net, x, torch.arange(3), 1, trained)[0]
+    )
+
+
+def test_other_ways_of_known_layers() -> None:
+    odd = nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False), nn.MaxPool2d(3, 2, 1), nn.Identity()
+    long = nn.Conv2d(2, 4, (3, 1), groups=2, dilation=2), nn.ReLU(), nn.MaxPool2d((2, 3), ceil_mode=True)
+    for modules in ((*odd, nn.Flatten(), nn.Linear(36, 10)), (*long, nn.Flatten(), nn.Linear(36, 10))):
+        net = sequence(*modules)
+        trained, (x, y) = set_trainable(net, net.layers), samples(net)
+        for mine, right in zip(known(net, 0, trained)(x, y), differentiated(net, x, y, 0, trained), strict=True):
+            assert right is not None
+            assert torch.equal(mine, right)
+
+
+def test_maps_that_compiled_kernels_do_not_take_are_torchs_here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = made("lenet5", (1, 28, 28), compiled=True)
+    net.module.double()
+    monkeypatch.setattr(fused, "by_hand", None)
+    trained, (x, y) = set_trainable(net, net.layers), samples(net)
+    found = known(net, 0, trained)(x.double(), y)
+    for mine, right in zip(found, differentiated(net, x.double(), y, 0, trained), strict=True):
+        assert right is not None
+        assert torch.equal(mine, right)
+
+
+def test_nothing_is_left_behind_and_flops_are_the_same() -> None:
+    net = made("lenet5", (1, 28, 28))
+    trained, (x, y) = set_trainable(net, net.layers), samples(net)
+    with CountFlops() as plain:
+        differentiated(net, x, y, 0, trained)
+    for parameter in trained:
+        parameter.grad = None
+    with CountFlops() as counted:
+        known(net, 0, trained)(x, y)
+    assert counted.total == plain.total > 0
+    assert all(parameter.grad is None for parameter in trained)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "pfedme", "lgfedavg"])
+def test_runs_end_in_the_same_bits_with_and_without(
+    name: str, digits: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+    for off in (False, True):
+        if off:
+            monkeypatch.setattr("perfed.core.fit.written", lambda *_: None)
+        method = registry.make(name, lr=0.05, momentum=0.9, weight_decay=0.01)
+        net = method.build(small_net(digits))
+        simulation = Simulation(digits, net, method, Settings(rounds=2, fraction=1.0, eval_every=99))
+        for t in (1, 2):
+            simulation.step(t)
+        ends.append(simulation.server.state)
+    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
