@@ -184,7 +184,7 @@ def test_nothing_is_left_behind_and_flops_are_the_same() -> None:
     assert all(parameter.grad is None for parameter in trained)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedrep", "pfedme", "lgfedavg"])
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "pfedme", "perfedavg", "lgfedavg"])
 def test_runs_end_in_the_same_bits_with_and_without(
     name: str, digits: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.core.client import Batch, Client
-from perfed.core.fit import Optimiser, Phase, fit
+from perfed.core.fit import Optimiser, Phase, fit, gradients_of
 from perfed.core.method import Method
 from perfed.core.proximal import parameters
 from perfed.core.registry import register
@@ -90,7 +90,7 @@ class PerFedAvg(Method):
     def gradient(self, client: Client, batch: Batch) -> State:
         """grad f_i at the network's weights."""
         w = dict(client.net.module.named_parameters())
-        return dict(zip(w, torch.autograd.grad(self.loss(client, batch), list(w.values())), strict=True))
+        return dict(zip(w, gradients_of(client, self.loss, list(w.values()))(batch), strict=True))
 
     def statistics(self, client: Client) -> State:
         """A copy of the buffers."""
