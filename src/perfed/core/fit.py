@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -20,24 +21,27 @@ from perfed.core.sgd import Sgd
 from perfed.core.softmax import linear_head, regress
 from perfed.errors import ConfigError
 from perfed.nets.net import Net
-from perfed.nets.written import alike, written
+from perfed.nets.written import Written, alike, written
 
 PREFIX_BATCH = 256
 PREFIX_BYTES = 1 << 30
 """How large the stored output of one client's frozen layers may be."""
 Loss_ = TypeVar("Loss_", bound=Callable[..., Tensor])
 Loss = Callable[[Client, Batch], Tensor]
+Slopes = Callable[[Batch], list[Tensor]]
+"""What gives the gradients at a batch."""
 
 
 def plain(loss: Loss_) -> Loss_:
     """Mark a loss as the mean cross-entropy of the logits and nothing else, which may be computed in other ways."""
-    loss.is_plain = True  # type: ignore[attr-defined]
+    loss.is_plain = loss  # type: ignore[attr-defined]
     return loss
 
 
 def is_plain(loss: Callable[..., Tensor]) -> bool:
     """Whether a loss is the mean cross-entropy of the logits."""
-    return getattr(loss, "is_plain", False)
+    function = getattr(loss, "__func__", loss)
+    return getattr(function, "is_plain", None) is function  # and not what wraps it and has taken over its marks
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Phase:
     loss: Loss | None = None
     after_epoch: Callable[[Client], None] | None = None
     after_step: Callable[[Client], None] | None = None
+    """called after every step, when its gradients may be gone"""
     reuse: bool = True
     """Whether the loss is content with the frozen layers' stored output in place of the images."""
     features: Tensor | None = None
@@ -96,19 +101,21 @@ def set_trainable(net: Net, trains: Sequence[str]) -> list[nn.Parameter]:
     return trained
 
 
-def gradients_of(
-    client: Client, loss: Loss, parameters: Sequence[Tensor], cut: int = 0
-) -> Callable[[Batch], list[Tensor]]:
-    """What gives a loss's gradients at a batch that comes in before layer `cut`, laid out as the parameters are."""
-    if known := written(client.net, cut, parameters) if is_plain(loss) else None:
-        return lambda batch: known(batch.x, batch.y)
+def gradients_of(client: Client, loss: Loss, parameters: Sequence[Tensor]) -> Slopes:
+    """A loss's gradients at a batch, laid out as the parameters are, which all are trained by then."""
 
-    def differentiated(batch: Batch) -> list[Tensor]:
+    @cache
+    def known() -> Written | None:
+        return written(client.net, 0, parameters) if is_plain(loss) else None
+
+    def gradients(batch: Batch) -> list[Tensor]:
+        if not batch.cut and (short := known()) and short.takes(batch.x):
+            return short(batch.x, batch.y)
         with torch.enable_grad():
             found = torch.autograd.grad(loss(client, batch), list(parameters), materialize_grads=True)
         return alike(found, parameters)
 
-    return differentiated
+    return gradients
 
 
 def keep_statistics(net: Net) -> None:
@@ -158,8 +165,10 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
         x, cut = _input(client, phase)
         trainable = sum(parameter.numel() for parameter in parameters)
         objective = phase.loss or loss
-        head = linear_head(net, cut, parameters) if cut and is_plain(objective) and not phase.after_step else None
-        known = written(net, cut, parameters) if is_plain(objective) else None
+        simple = is_plain(objective) and type(step) is Sgd
+        head = linear_head(net, cut, parameters) if cut and simple and not phase.after_step else None
+        known = written(net, cut, parameters) if simple else None
+        known = known if known and known.takes(x) else None
         source = client.generator(f"{purpose}/{number}")
         for _ in range(phase.epochs):
             order = batches(len(data), optimiser.batch_size, source, whole=net.has_batchnorm)

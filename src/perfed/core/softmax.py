@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from perfed.core.sgd import Sgd
+from perfed.nets import fused
 from perfed.nets.net import Net
-from perfed.nets.written import slope_of
+from perfed.nets.written import slope_of, watched
 
 
 def linear_head(net: Net, cut: int, trained: Sequence[Tensor]) -> nn.Linear | None:
@@ -23,7 +24,7 @@ def linear_head(net: Net, cut: int, trained: Sequence[Tensor]) -> nn.Linear | No
     if cut != len(net.body) or len(modules := net.modules_from(cut)) != 1:
         return None
     head = modules[0]
-    if type(head) is not nn.Linear or head._forward_hooks or head._forward_pre_hooks or head._backward_hooks:
+    if not isinstance(head, nn.Linear) or not fused.is_plain(head, nn.Linear) or any(map(watched, head.parameters())):
         return None
     return head if [id(tensor) for tensor in trained] == [id(head.weight), id(head.bias)] else None
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.core.client import Batch, Client
-from perfed.core.fit import Optimiser, Phase, fit, gradients_of
+from perfed.core.fit import Optimiser, Phase, Slopes, fit, gradients_of
 from perfed.core.method import Method
 from perfed.core.proximal import parameters
 from perfed.core.registry import register
@@ -53,10 +53,12 @@ class PerFedAvg(Method):
     def phases(self, client: Client) -> Sequence[Phase]:
         """Every batch is the D' of one meta-step."""
         source = client.generator("meta")
+        slopes = gradients_of(client, self.loss, list(client.net.module.parameters()))
 
         def loss(client: Client, batch: Batch) -> Tensor:
             """<G, w> with G the meta-gradient, so that its gradient in w is G."""
-            G = self.meta_gradient(client, self.draw(client, batch, source), batch, self.draw(client, batch, source))
+            first, third = (self.draw(client, batch, source) for _ in range(2))
+            G = self.meta_gradient(client, first, batch, third, slopes)
             return torch.stack([(G[name] * w).sum() for name, w in client.net.module.named_parameters()]).sum()
 
         return [Phase(self.epochs, trains=client.net.layers, loss=loss)]
@@ -66,31 +68,29 @@ class PerFedAvg(Method):
         index = torch.randperm(client.size, generator=source)[: len(like.y)]
         return Batch(client.data.train.x[index], client.data.train.y[index], index)
 
-    def meta_gradient(self, client: Client, first: Batch, second: Batch, third: Batch) -> State:
+    def meta_gradient(
+        self, client: Client, first: Batch, second: Batch, third: Batch, slopes: Slopes | None = None
+    ) -> State:
         """The (approximate) gradient of F_i at the network's weights, which are left as they are.
 
         BatchNorm statistics are those of the pass at theta alone, what a client will predict with.
         """
         w, statistics = parameters(client.net), self.statistics(client)
-        g = self.gradient(client, first)
+        slopes = slopes or gradients_of(client, self.loss, list(client.net.module.parameters()))
+        g = dict(zip(w, slopes(first), strict=True))
         client.load({name: w[name] - self.alpha * g[name] for name in w} | statistics)
-        g, statistics = self.gradient(client, second), self.statistics(client)
+        g, statistics = dict(zip(w, slopes(second), strict=True)), self.statistics(client)
         if self.variant == "hf":
             with client.net.in_full():
                 client.load({name: w[name] + self.delta * g[name] for name in w})
-                ahead = self.gradient(client, third)
+                ahead = dict(zip(w, slopes(third), strict=True))
                 client.load({name: w[name] - self.delta * g[name] for name in w})
-                behind = self.gradient(client, third)
+                behind = dict(zip(w, slopes(third), strict=True))
             g = {name: g[name] - self.alpha * (ahead[name] - behind[name]) / (2 * self.delta) for name in w}
         client.load(w | statistics)
         passes = {"fo": 1, "hf": 3}[self.variant]  # the phase counts one more
         client.meter.count(len(second.y), sum(tensor.numel() for tensor in w.values()), passes)
         return g
-
-    def gradient(self, client: Client, batch: Batch) -> State:
-        """grad f_i at the network's weights."""
-        w = dict(client.net.module.named_parameters())
-        return dict(zip(w, gradients_of(client, self.loss, list(w.values()))(batch), strict=True))
 
     def statistics(self, client: Client) -> State:
         """A copy of the buffers."""

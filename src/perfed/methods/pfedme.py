@@ -21,7 +21,7 @@ from torch import Tensor
 
 from perfed.core.client import Batch, Client, Update
 from perfed.core.combine import stride
-from perfed.core.fit import Optimiser, Phase, fit, gradients_of
+from perfed.core.fit import Optimiser, Phase, Slopes, fit, gradients_of
 from perfed.core.method import Method
 from perfed.core.plan import Round
 from perfed.core.proximal import parameters, proximal
@@ -54,10 +54,11 @@ class PFedMe(Method):
     def train(self, client: Client) -> Update:
         """A personal solution for each batch, and w_i a step towards it."""
         mine, plain = twin(client, client.weights()), self.plain(client.round)
+        slopes = gradients_of(mine, self.loss, list(mine.net.module.parameters()))
 
         def envelope(client: Client, batch: Batch) -> Tensor:
             """lambda/2 ||w - theta||^2, whose gradient in w is the Moreau envelope's."""
-            self.solve(mine, parameters(client.net), batch)
+            self.solve(mine, parameters(client.net), batch, slopes)
             return self.lam * proximal(client.net, parameters(mine.net))
 
         fit(client, [Phase(self.epochs, client.net.layers, loss=envelope)], self.loss, replace(plain, weight_decay=0.0))
@@ -67,11 +68,11 @@ class PFedMe(Method):
         return client.update()
 
     @torch.no_grad()
-    def solve(self, mine: Client, w: State, batch: Batch) -> None:
+    def solve(self, mine: Client, w: State, batch: Batch, slopes: Slopes | None = None) -> None:
         """theta <- K steps towards argmin f_i(theta; batch) + lambda/2 ||theta - w||^2."""
         theta: list[Tensor] = list(mine.net.module.parameters())
+        slopes = slopes or gradients_of(mine, self.loss, theta)
         sgd = self.plain(mine.round).over(theta, self.personal_lr * self.lr_decay ** (mine.round.t - 1))
-        slopes = gradients_of(mine, self.loss, theta)
         anchors = [w[name] for name, _ in mine.net.module.named_parameters()]
         for _ in range(self.K):
             pull = torch._foreach_mul(torch._foreach_sub(theta, anchors), self.lam)

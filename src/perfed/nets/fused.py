@@ -58,6 +58,7 @@ def by_hand(conv: nn.Conv2d, x: Tensor) -> tuple[Tensor, Callable[[Tensor, Seque
     y = _ConvPoolRelu.forward(kept, x, conv.weight, conv.bias, kernel(conv))
 
     def back(dy: Tensor, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        assert dy.shape == y.shape
         kept.needs_input_grad = wanted
         return _ConvPoolRelu.backward(kept, dy)[:3]
 
@@ -98,8 +99,8 @@ def _kernel(inputs: int, outputs: int, size: int, padding: int) -> Kernel:
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module is of this kind and nothing is hooked to it."""
-    return type(module) is kind and not _hooked(module)
+    """Whether a module is of this kind, nothing is hooked to it, and its forward pass is its class's."""
+    return type(module) is kind and not _hooked(module) and "forward" not in vars(module)
 
 
 def _hooked(module: nn.Module) -> bool:

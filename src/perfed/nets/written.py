@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from perfed.nets import fused
 from perfed.nets.net import Net
@@ -28,25 +29,42 @@ _aten = torch.ops.aten
 
 
 def written(net: Net, cut: int, trained: Sequence[Tensor]) -> Written | None:
-    """The gradients of these parameters after the cut, if all that follows it is known here."""
-    if net.precision is not None:
+    """The gradients of these parameters after the cut, if all that follows it is known here and nothing watches it."""
+    around = cut or fused.is_plain(net.module, nn.Sequential)
+    if net.precision is not None or not around or _has_any_global_hook():  # type: ignore[no-untyped-call]
         return None
     groups = net.groups_from(cut)
-    steps = [step_of(group) for group in groups]
     held = [parameter for group in groups for module in group for parameter in module.parameters()]
     order = [id(parameter) for parameter in held if parameter.requires_grad]
-    if None in steps or order != [id(parameter) for parameter in trained] or len({*order}) < len(order):
+    if not trained or order != [id(parameter) for parameter in trained] or len({*order}) < len(order):
         return None
-    return Written([step for step in steps if step], [any(map(_trained, group)) for group in groups], trained)
+    steps = [step_of(group) for group in groups]
+    if None in steps or any(map(watched, trained)):
+        return None
+    learns = [any(parameter.requires_grad for module in group for parameter in module.parameters()) for group in groups]
+    kinds = (type(module) for group in groups for module in group)
+    first = next((kind for kind in kinds if kind in (nn.Linear, nn.Flatten)), None)
+    return Written([step for step in steps if step], learns, trained, flat=first is nn.Linear)
+
+
+def watched(parameter: Tensor) -> bool:
+    """Whether something waits for a parameter's gradient."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 class Written:
     """A forward and a backward pass."""
 
-    def __init__(self, steps: Sequence[Step], learns: Sequence[bool], trained: Sequence[Tensor]) -> None:
+    def __init__(self, steps: Sequence[Step], learns: Sequence[bool], trained: Sequence[Tensor], *, flat: bool) -> None:
         first = list(learns).index(True)
         self.before, self.learning = steps[:first], _in_turn(steps[first:])
         self.trained = trained
+        self.flat = flat
+        """whether samples come in as rows: a linear layer is the first to care"""
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether samples like these are what is known here."""
+        return not self.flat or x.dim() == 2
 
     @torch.no_grad()
     def __call__(self, x: Tensor, y: Tensor) -> list[Tensor]:
@@ -94,9 +112,10 @@ def _in_turn(steps: Sequence[Step]) -> Step:
         def all_back(dy: Tensor, onward: bool) -> Given:
             found: list[Tensor] = []
             slope: Tensor | None = dy
-            for n in reversed(range(len(backs))):
+            while backs:  # what a step kept goes with it
                 assert slope is not None
-                slope, gradients = backs[n](slope, onward or n > 0)
+                back = backs.pop()
+                slope, gradients = back(slope, onward or bool(backs))
                 found = [*gradients, *found]
             return slope, found
 
@@ -105,17 +124,13 @@ def _in_turn(steps: Sequence[Step]) -> Step:
     return step
 
 
-def _trained(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
-
-
 def _chosen(wanted: Sequence[bool], gradients: Sequence[Tensor | None]) -> list[Tensor]:
     return [g for g, want in zip(gradients, wanted, strict=True) if want and g is not None]
 
 
 def _linear(layer: Any) -> Step | None:
     weight, bias = layer.weight, layer.bias
-    if bias is None:
+    if bias is None or not weight.is_contiguous():
         return None
     wanted = weight.requires_grad, bias.requires_grad
 
@@ -132,7 +147,7 @@ def _linear(layer: Any) -> Step | None:
 
 
 def _convolution(layer: Any) -> Step | None:
-    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str) or layer.groups > 1:
         return None
     weight, bias = layer.weight, layer.bias
     ways = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
@@ -182,7 +197,12 @@ def _relu(layer: Any) -> Step:
 def _flatten(layer: Any) -> Step | None:
     if (layer.start_dim, layer.end_dim) != (1, -1):
         return None
-    return lambda x: (x.flatten(1), lambda dy, onward: (dy.reshape(x.shape) if onward else None, []))
+
+    def step(x: Tensor) -> tuple[Tensor, Back]:
+        shape = x.shape
+        return x.flatten(1), lambda dy, onward: (dy.reshape(shape) if onward else None, [])
+
+    return step
 
 
 def _identity(layer: Any) -> Step:
