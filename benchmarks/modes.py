@@ -1,11 +1,12 @@
-"""What a numeric mode is worth and what it costs: a training step of each network as torch does it, and in the mode.
+"""What a numeric mode is worth and what it costs: a training step of each network, without and with it.
 
     python benchmarks/modes.py bfloat16
     python benchmarks/modes.py compiled
 
-CPU seconds of the same steps in one process, the two in turn, the least of several; and by how much of its norm the
-gradient of all weights differs, at the first weights and on digits. Networks for which there is no such mode are left
-out. Writes results/precision.json or results/compiled.json; docs/benchmarks.md is filled from them by docs/tables.py.
+CPU seconds of the same steps, as runs make them, in one process, the two in turn, the least of several; and by how
+much of its norm the gradient of all weights differs, at the first weights and on digits. Networks for which there is
+no such mode are left out. Writes results/precision.json or results/compiled.json; docs/benchmarks.md is filled from
+them by docs/tables.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +28,7 @@ from perfed import nets
 from perfed.core.sgd import Sgd
 from perfed.errors import NetError
 from perfed.nets import Net
+from perfed.nets.written import alike, written
 
 ROOT = Path(__file__).parents[1]
 CASES = [
@@ -60,22 +63,26 @@ def samples(net: Net, batch: int) -> tuple[Tensor, Tensor]:
     return x.contiguous(memory_format=torch.channels_last), torch.tensor(labels[:batch])
 
 
+def gradients(net: Net) -> Callable[[Tensor, Tensor], Sequence[Tensor]]:
+    """What computes the gradients of all weights: as training does it, written out where all layers are known."""
+    parameters = list(net.module.parameters())
+    return written(net, 0, parameters) or (
+        lambda x, y: alike(torch.autograd.grad(F.cross_entropy(net(x), y), parameters), parameters)
+    )
+
+
 def gradient(net: Net, batch: int) -> Tensor:
     """Of all weights, as one vector."""
-    x, y = samples(net, batch)
-    net.module.zero_grad()
-    F.cross_entropy(net(x), y).backward()
-    return torch.cat([p.grad.flatten() for p in net.module.parameters() if p.grad is not None])
+    return torch.cat([part.flatten() for part in gradients(net)(*samples(net, batch))])
 
 
 def step_of(net: Net, batch: int) -> float:
     """CPU seconds of a step, the mean over some of them."""
-    sgd, steps, (x, y) = Sgd(list(net.module.parameters()), lr=0.01), 0, samples(net, batch)
+    parameters, steps, (x, y) = list(net.module.parameters()), 0, samples(net, batch)
+    sgd, compute = Sgd(parameters, lr=0.01), gradients(net)
     start = time.process_time()
     while time.process_time() - start < LEAST:
-        sgd.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        sgd.step()
+        sgd.move(parameters, compute(x, y))
         steps += 1
     return (time.process_time() - start) / steps
 

@@ -1,4 +1,7 @@
-"""Gradients that are written out: to the bit those of autograd, wherever all layers are known, and nowhere else."""
+"""Gradients that are written out: to the bit those of autograd, wherever all layers are known, and nowhere else.
+
+Where compiled code computes all of a network, it is left out here and tested on its own (`test_nets_straight.py`).
+"""
 
 from __future__ import annotations
 
@@ -64,6 +67,7 @@ def differentiated(net: Net, x: Tensor, y: Tensor, cut: int, trained: Sequence[n
 def known(net: Net, cut: int, trained: Sequence[nn.Parameter]) -> Written:
     found = written(net, cut, trained)
     assert found is not None
+    found.quick = None
     return found
 
 

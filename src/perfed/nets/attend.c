@@ -6,28 +6,14 @@
 #include <stdint.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLLED _Pragma("GCC unroll 32")
 #ifdef __AVX512VL__
-#define REGISTERS 32
 #define L (D % 16 ? 8 : 16)
 #else
-#define REGISTERS 16
 #define L 8
 #endif
-#ifdef __AVX__
-#define ALONE(sum) __asm__("" : "+v"(sum)) /* or for some processors gcc takes two steps for a product and a lone short sum */
-#else
-#define ALONE(sum)
-#endif
+#include "product.h"
 
 #define WIDTH ((T + 15) / 16 * 16)
-#define MOST (REGISTERS / 8)                                    /* vectors side by side in a block of sums */
-#define ACROSS(vectors) ((vectors) < MOST ? (vectors) : MOST)
-#define DOWN(vectors) (REGISTERS * 3 / 4 / ACROSS(vectors))     /* rows of such a block */
-
-typedef float lanes __attribute__((vector_size(L * 4)));
-typedef float lanes_at __attribute__((vector_size(L * 4), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(L * 4)));
 
 INLINE lanes either(ints which, lanes yes, lanes no) { return (lanes)(((ints)yes & which) | ((ints)no & ~which)); }
@@ -57,56 +43,22 @@ INLINE void turned(const float *x, long stride, float (*out)[WIDTH])
         for (int c = 0; c < D; c++) out[c][i] = x[i * stride + c];
 }
 
-/* out[i][:] = sum over k of a[i, k] * b[k][:], a block of them; a's steps are given */
-INLINE void block(const float *a, long step_i, long step_k, const float *b, long stride, const int depth, float *out,
-                  long to, const int rows, const int vectors)
-{
-    lanes sum[REGISTERS][MOST];
-    UNROLLED for (int i = 0; i < rows; i++)
-        UNROLLED for (int v = 0; v < vectors; v++) sum[i][v] = (lanes){0};
-    for (int k = 0; k < depth; k++) {
-        UNROLLED for (int i = 0; i < rows; i++)
-            UNROLLED for (int v = 0; v < vectors; v++)
-                sum[i][v] += a[i * step_i + k * step_k] * *(const lanes_at *)(b + k * stride + v * L);
-        if (rows * vectors == 1) ALONE(sum[0][0]);
-    }
-    UNROLLED for (int i = 0; i < rows; i++)
-        UNROLLED for (int v = 0; v < vectors; v++) *(lanes_at *)(out + i * to + v * L) = sum[i][v];
-}
-
-/* The same for T rows and columns in `all` vectors */
-INLINE void product(const float *a, const long step_i, const long step_k, const float *b, long stride, const int depth,
-                    float *out, long to, const int all)
-{
-    for (int v = 0; v < all; v += ACROSS(all)) {
-        const int whole = v + ACROSS(all) <= all;
-        int i = 0;
-        for (; whole && i + DOWN(all) <= T; i += DOWN(all))
-            block(a + i * step_i, step_i, step_k, b + v * L, stride, depth, out + i * to + v * L, to, DOWN(all), ACROSS(all));
-        for (; i < T; i++)
-            if (whole) block(a + i * step_i, step_i, step_k, b + v * L, stride, depth, out + i * to + v * L, to, 1, ACROSS(all));
-            else
-                for (int one = v; one < all; one++)
-                    block(a + i * step_i, step_i, step_k, b + one * L, stride, depth, out + i * to + one * L, to, 1, 1);
-    }
-}
-
 /* out[j][i] = sum over c of rows[j][c] * turned[c][i] */
 INLINE void scores(const float *rows, long stride, float (*turned)[WIDTH], float *out)
 {
-    product(rows, stride, 1, turned[0], WIDTH, D, out, WIDTH, WIDTH / L);
+    product(rows, stride, 1, turned[0], WIDTH, D, out, WIDTH, T, WIDTH / L, ACROSS(WIDTH / L));
 }
 
 /* out[i][:] = sum over j of w[j][i] * rows[j][:] */
 INLINE void by_query(const float *w, const float *rows, long stride, float *out, long to)
 {
-    product(w, 1, WIDTH, rows, stride, T, out, to, D / L);
+    product(w, 1, WIDTH, rows, stride, T, out, to, T, D / L, ACROSS(D / L));
 }
 
 /* out[j][:] = sum over i of w[j][i] * rows[i][:] */
 INLINE void by_key(const float *w, const float *rows, long stride, float *out, long to)
 {
-    product(w, WIDTH, 1, rows, stride, T, out, to, D / L);
+    product(w, WIDTH, 1, rows, stride, T, out, to, T, D / L, ACROSS(D / L));
 }
 
 typedef struct { const float *rows; long stride; } table;

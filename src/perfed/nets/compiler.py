@@ -19,7 +19,7 @@ from torch import Tensor
 
 from perfed.errors import ConfigError
 
-REVISION = 3
+REVISION = 4
 """of the arithmetic of all that is compiled: a run that began with another one is not continued"""
 FLAGS = ("-xc", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 CURE = "Install a C compiler (on Debian: apt-get install gcc) or name one in CC; a new run may leave kernels out."
@@ -29,7 +29,8 @@ def load(source: Path, **constants: int) -> ctypes.CDLL:
     """The library that this source makes with these constants."""
     found = compiler()
     command = [*found, *FLAGS, *(f"-D{name}={value}" for name, value in constants.items())]
-    key = sha256("\0".join([source.read_text(), *command, _version(*found), _processor()]).encode())
+    texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
+    key = sha256("\0".join([*texts, *command, _version(*found), _processor()]).encode())
     library = _cache() / f"{source.stem}-{key.hexdigest()[:24]}.so"
     if library.exists():
         try:
@@ -75,7 +76,11 @@ def _compile(command: list[str], source: Path, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as directory:
         made = Path(directory, library.name)
         done = subprocess.run(
-            [*command, "-o", str(made), str(source)], check=False, capture_output=True, text=True, errors="replace"
+            [*command, "-o", str(made), str(source), "-lm"],
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
         )
         if done.returncode or not made.exists():
             said = next(iter(done.stderr.strip().splitlines()), f"it ended with {done.returncode} and made nothing")

@@ -27,7 +27,8 @@
 #endif
 
 #define ROW (K * CI)                                  /* a filter's row: K pixels side by side */
-#define LANES (CO > 8 ? WIDE : 8)                     /* output channels in a vector, going forward */
+#define ALONG (CI == 1 && CO <= 8)                    /* few channels: lanes are columns going forward, not channels */
+#define LANES (CO > 8 || ALONG ? WIDE : 8)            /* of a vector going forward */
 #define SPAN ((ROW + 7) / 8 % 2 ? 8 : WIDE)           /* values of a row in a vector, going back */
 #define VECTORS ((CO + LANES - 1) / LANES)
 #define AT_ONCE (VECTORS < REGISTERS / 8 ? VECTORS : REGISTERS / 8)
@@ -38,7 +39,9 @@
 #define FILTER (K * PARTS)                            /* vectors of a filter */
 #define CHUNK (FILTER < REGISTERS * 5 / 8 ? FILTER : REGISTERS * 5 / 8)
 #define CHUNKS ((FILTER + CHUNK - 1) / CHUNK)
-#define SLACK 16                                      /* what the last vector of a map may read behind it */
+#define SLACK 32                                      /* what the last vectors of a map may read behind it */
+#define SIDE (REGISTERS * 3 / 16)                     /* channels at a time where lanes are columns */
+#define WAYS (K * ((ROW + 7) / 8) <= 5 ? 2 : 1)       /* sums of a filter's value: one by one, they would wait for each other */
 #define DEAD 4                                        /* cut off by ReLU */
 
 typedef float lanes __attribute__((vector_size(LANES * 4)));
@@ -58,6 +61,21 @@ INLINE shape shape_of(long h, long w)
 
 long padded_size(long h, long w) { return shape_of(h, w).size; }
 long filter_size(void) { return FILTER * SPAN; } /* with full vectors */
+
+/* The greatest of four, cut off by ReLU, and which one it is */
+INLINE lanes greatest(const lanes *four, bytes *named)
+{
+    lanes best = four[0];
+    choice which = {0};
+    for (int k = 1; k < 4; k++) { /* the first of equals, and NaN before all, as torch has it */
+        const choice more = (four[k] > best) | (four[k] != four[k]);
+        best = (lanes)(((choice)four[k] & more) | ((choice)best & ~more));
+        which = (more & k) | (which & ~more);
+    }
+    const choice dead = best <= 0;
+    *named = __builtin_convertvector((dead & DEAD) | (which & ~dead), bytes);
+    return (lanes)((choice)best & ~dead);
+}
 
 INLINE void pooled(const float *x, long stride, const float *w, const float *bias, float *y, uint8_t *chosen,
                    const int channels, const int columns)
@@ -82,20 +100,54 @@ INLINE void pooled(const float *x, long stride, const float *w, const float *bia
             const int many = channels - o * LANES < LANES ? channels - o * LANES : LANES;
             if (many <= 0) break;
             const lanes b = *(const lanes_at *)(bias + o * LANES);
-            lanes best = sum[0][2 * c][o] + b;
-            choice which = {0};
-            for (int k = 1; k < 4; k++) { /* the first of equals, and NaN before all, as torch has it */
-                const lanes a = sum[k / 2][2 * c + k % 2][o] + b;
-                const choice more = (a > best) | (a != a);
-                best = (lanes)(((choice)a & more) | ((choice)best & ~more));
-                which = (more & k) | (which & ~more);
-            }
-            const choice dead = best <= 0;
-            best = (lanes)((choice)best & ~dead);
-            const bytes named = __builtin_convertvector((dead & DEAD) | (which & ~dead), bytes);
+            const lanes four[4] = {sum[0][2 * c][o] + b, sum[0][2 * c + 1][o] + b, sum[1][2 * c][o] + b, sum[1][2 * c + 1][o] + b};
+            bytes named;
+            const lanes best = greatest(four, &named);
             memcpy(y + c * CO + o * LANES, &best, many * sizeof(float));
             memcpy(chosen + c * CO + o * LANES, &named, many);
         }
+}
+
+/* The same for LANES pooled columns, from two vectors of columns and CI == 1; weight: filters as they come */
+INLINE void along(const float *x, long stride, const float *weight, const float *bias, float (*values)[LANES],
+                  uint8_t (*names)[LANES], const int channels)
+{
+    lanes sum[2][2][SIDE];
+    UNROLLED for (int i = 0; i < 4 * channels; i++) sum[i & 1][i >> 1 & 1][i >> 2] = (lanes){0};
+    for (int k = 0; k < K; k++)
+        for (int i = 0; i < K; i++) {
+            const float *from = x + k * stride + i, *w = weight + k * K + i;
+            const lanes at[2][2] = {{*(const lanes_at *)from, *(const lanes_at *)(from + LANES)},
+                                    {*(const lanes_at *)(from + stride), *(const lanes_at *)(from + stride + LANES)}};
+            UNROLLED for (int o = 0; o < channels; o++)
+                UNROLLED for (int j = 0; j < 4; j++) sum[j >> 1][j & 1][o] += w[o * K * K] * at[j >> 1][j & 1];
+        }
+    for (int o = 0; o < channels; o++) {
+        float row[2][2 * LANES];
+        lanes four[4];
+        bytes named;
+        for (int j = 0; j < 4; j++) *(lanes_at *)(row[j >> 1] + (j & 1) * LANES) = sum[j >> 1][j & 1][o] + bias[o];
+        for (int j = 0; j < 4; j++)
+            for (int c = 0; c < LANES; c++) four[j][c] = row[j >> 1][2 * c + (j & 1)];
+        *(lanes_at *)values[o] = greatest(four, &named);
+        memcpy(names[o], &named, sizeof named);
+    }
+}
+
+INLINE void row_along(const float *x, long stride, const float *weight, const float *bias, float *y, uint8_t *chosen, long columns)
+{
+    for (long c = 0; c < columns; c += LANES, x += 2 * LANES) {
+        float values[CO][LANES];
+        uint8_t names[CO][LANES];
+        int o = 0;
+        for (; o + SIDE <= CO; o += SIDE) along(x, stride, weight + o * K * K, bias + o, values + o, names + o, SIDE);
+        if (CO % SIDE) along(x, stride, weight + o * K * K, bias + o, values + o, names + o, CO % SIDE);
+        for (long i = 0; i < LANES && c + i < columns; i++)
+            for (o = 0; o < CO; o++) {
+                *y++ = values[o][i];
+                *chosen++ = names[o][i];
+            }
+    }
 }
 
 /* padded: n maps of padded_size; chosen: like y */
@@ -115,6 +167,11 @@ void forward(const float *x, const float *weight, const float *bias, float *padd
         for (long r = 0; r < h; r++, x += w * CI) memcpy(padded + (r + PAD) * s.stride + PAD * CI, x, w * CI * sizeof(float));
         for (long r = 0; r < s.rows; r++)
             for (int b = 0; b < BLOCKS; b++) {
+                if (ALONG) {
+                    const long at = (m * s.rows + r) * s.columns * CO;
+                    row_along(padded + 2 * r * s.stride, s.stride, weight, bias, y + at, chosen + at, s.columns);
+                    continue;
+                }
                 const float *from = padded + 2 * r * s.stride;
                 const long to = (m * s.rows + r) * s.columns * CO + b * DEPTH;
                 const int left = CO - b * DEPTH;
@@ -129,17 +186,33 @@ void forward(const float *x, const float *weight, const float *bias, float *padd
 
 INLINE long place(int v, long stride) { return v / PARTS * stride + v % PARTS * SPAN; }
 
-INLINE void filter_chunk(const entry *list, long count, const float *padded, long stride, float (*made)[SPAN],
+/* Adds to the sums of a filter's values and, with its first ones, to that of its bias */
+INLINE void filter_chunk(const entry *list, long count, const float *padded, long stride, float (*made)[SPAN], float *bias,
                          const int first, const int many)
 {
-    span sum[CHUNK];
-    UNROLLED for (int v = 0; v < many; v++) sum[v] = *(const span_at *)made[first + v];
-    for (long e = 0; e < count; e++) {
-        UNROLLED for (int v = 0; v < many; v++)
-            sum[v] += list[e].g * *(const span_at *)(padded + list[e].at + place(first + v, stride));
-        if (many == 1) ALONE(sum[0]);
+    span sum[WAYS][CHUNK] = {0};
+    float all[WAYS] = {0};
+    UNROLLED for (int v = 0; v < many; v++) sum[0][v] = *(const span_at *)made[first + v];
+    if (!first) all[0] = *bias;
+    long e = 0;
+    for (; e + WAYS <= count; e += WAYS)
+        UNROLLED for (int way = 0; way < WAYS; way++) {
+            const entry one = list[e + way];
+            UNROLLED for (int v = 0; v < many; v++) sum[way][v] += one.g * *(const span_at *)(padded + one.at + place(first + v, stride));
+            if (many == 1) ALONE(sum[way][0]);
+            if (!first) all[way] += one.g;
+        }
+    if (e < count) {
+        UNROLLED for (int v = 0; v < many; v++) sum[0][v] += list[e].g * *(const span_at *)(padded + list[e].at + place(first + v, stride));
+        if (many == 1) ALONE(sum[0][0]);
+        if (!first) all[0] += list[e].g;
     }
-    UNROLLED for (int v = 0; v < many; v++) *(span_at *)made[first + v] = sum[v];
+    UNROLLED for (int way = 1; way < WAYS; way++) {
+        UNROLLED for (int v = 0; v < many; v++) sum[0][v] += sum[way][v];
+        all[0] += all[way];
+    }
+    UNROLLED for (int v = 0; v < many; v++) *(span_at *)made[first + v] = sum[0][v];
+    if (!first) *bias = all[0];
 }
 
 /* The gradients of filters and biases. list: rows * columns entries; made: CO * FILTER * SPAN numbers. Map after map,
@@ -161,12 +234,9 @@ void filters(const float *dy, const uint8_t *chosen, const float *padded, entry 
                 }
             for (int c = 0; c < CHUNKS; c++) {
                 const int first = c * CHUNK;
-                if (first + CHUNK <= FILTER) filter_chunk(list, count, padded, s.stride, made[o], first, CHUNK);
-                else filter_chunk(list, count, padded, s.stride, made[o], first, FILTER % CHUNK);
+                if (first + CHUNK <= FILTER) filter_chunk(list, count, padded, s.stride, made[o], db + o, first, CHUNK);
+                else filter_chunk(list, count, padded, s.stride, made[o], db + o, first, FILTER % CHUNK);
             }
-            float sum = db[o];
-            for (long e = 0; e < count; e++) sum += list[e].g;
-            db[o] = sum;
         }
     for (int o = 0; o < CO; o++)
         for (int k = 0; k < K; k++) memcpy(dw + (o * K + k) * ROW, made[o][k * PARTS], ROW * sizeof(float));

@@ -5,7 +5,8 @@
 torch runs the three one after another, with kernels made for many channels; where there are few, as in LeNet-5, most of
 a step goes there. Going back, it computes every position, of which pooling has chosen one in four. Sums run in another
 order than torch's, so this is a numeric mode of its own: equal to torch's to 1e-5, not to the bit. Any other step of a
-network stays torch's, but for attention (`perfed.nets.attending`).
+network stays torch's, but for attention (`perfed.nets.attending`) and networks that are small as a whole
+(`perfed.nets.straight`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SOURCE = Path(__file__).with_name("convpool.c")
 OUTPUTS, WIDTH = 64, 1600
 """The most output channels, and the most values of a filter with rows of full vectors, for which it is worth while."""
 LAST = torch.channels_last
-SLACK = 16
+SLACK = 32
 """as in convpool.c"""
 
 
@@ -70,11 +71,54 @@ def takes(conv: nn.Conv2d, x: Tensor) -> bool:
     tensors = (x, conv.weight, conv.bias)
     if any(tensor.dtype != torch.float32 or tensor.device.type != "cpu" for tensor in tensors if tensor is not None):
         return False
-    if x.dim() != 4 or x.shape[1] != conv.in_channels or not len(x):
+    return passes(conv, x.shape)
+
+
+def passes(conv: nn.Conv2d, shape: Sequence[int]) -> bool:
+    """Whether these are the shape of some maps of the convolution's, of which something is left after pooling."""
+    if len(shape) != 4 or shape[1] != conv.in_channels or not shape[0]:
         return False
-    padded = [length + 2 * int(conv.padding[0]) for length in x.shape[2:]]
-    places = len(x) * (prod(padded) * conv.in_channels + SLACK)
+    padded = [length + 2 * int(conv.padding[0]) for length in shape[2:]]
+    places = shape[0] * (prod(padded) * conv.in_channels + SLACK)
     return min(padded) > conv.kernel_size[0] and places < 1 << 31
+
+
+def after(conv: nn.Conv2d, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what is made of maps of this one."""
+    n, _, *size = shape
+    grows = 2 * int(conv.padding[0]) - conv.kernel_size[0] + 1
+    return n, conv.out_channels, *((length + grows) // 2 for length in size)
+
+
+class Held:
+    """The step for maps of one shape, in memory that is kept from batch to batch; maps are told by their addresses."""
+
+    def __init__(self, conv: nn.Conv2d, shape: Sequence[int]) -> None:
+        made, (n, _, *size) = kernel(conv), shape
+        self.library, self.lengths = made.library, (n, *size)
+        self.y = _maps(*after(conv, shape))
+        self.slope = torch.empty_like(self.y)
+        """the place for the gradient of y"""
+        padded, filters = made.library.padded_size(*size), made.library.filter_size()
+        sizes = (n, padded), (padded,), (conv.out_channels, filters)
+        self._padded, self._room, self._made = (torch.empty(size, dtype=torch.float32) for size in sizes)
+        self._chosen, self._entries = _choices(self.y)
+
+    def forward(self, x: int, weight: int, bias: int) -> int:
+        """What is made of x; the filters have their channels last."""
+        y = self.y.data_ptr()
+        self.library.forward(x, weight, bias, self._padded.data_ptr(), y, self._chosen.data_ptr(), *self.lengths)
+        return y
+
+    def filters(self, dw: int, db: int) -> None:
+        """The gradients of filters and biases at the slope of the last maps."""
+        places = self.slope, self._chosen, self._padded, self._entries, self._made
+        self.library.filters(*(place.data_ptr() for place in places), dw, db, *self.lengths)
+
+    def inputs(self, weight: int, dx: int) -> None:
+        """The gradient of the last maps."""
+        places = self.slope.data_ptr(), self._chosen.data_ptr(), weight, self._room.data_ptr(), dx
+        self.library.inputs(*places, *self.lengths)
 
 
 @dataclass(frozen=True)
@@ -95,6 +139,9 @@ def kernel(conv: nn.Module) -> Kernel:
 def _kernel(inputs: int, outputs: int, size: int, padding: int) -> Kernel:
     library = compiler.load(SOURCE, CI=inputs, CO=outputs, K=size, PAD=padding)
     library.padded_size.restype = library.filter_size.restype = ctypes.c_long
+    for function, addresses in ((library.forward, 6), (library.filters, 7), (library.inputs, 5)):
+        function.argtypes = [ctypes.c_void_p] * addresses + [ctypes.c_long] * 3
+    library.padded_size.argtypes = [ctypes.c_long] * 2
     return Kernel(library, 2 * padding - size + 1)
 
 
@@ -133,6 +180,11 @@ def _maps(n: int, channels: int, height: int, width: int) -> Tensor:
     return torch.empty_strided((n, channels, height, width), strides, dtype=torch.float32)
 
 
+def _choices(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for what pooling chose for every value, and for a place and a number each of one map's."""
+    return torch.empty(y.numel(), dtype=torch.uint8), torch.empty(y[0, 0].numel(), dtype=torch.int64)
+
+
 class _Kept:
     """What a step keeps for going back."""
 
@@ -150,10 +202,10 @@ class _ConvPoolRelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel) -> Tensor:
         x, weight, bias = x.contiguous(memory_format=LAST), weight.contiguous(memory_format=LAST), bias.contiguous()
         n, _, *size = x.shape
-        lengths = [ctypes.c_long(length) for length in (n, *size)]
-        padded = x.new_empty(n, kernel.library.padded_size(*lengths[1:]))
+        lengths = n, *size
+        padded = x.new_empty(n, kernel.library.padded_size(*size))
         y = _maps(n, len(weight), *((length + kernel.grows) // 2 for length in size))
-        chosen = torch.empty(y.numel(), dtype=torch.uint8)
+        chosen, _ = _choices(y)
         kernel.library.forward(*map(compiler.address, (x, weight, bias, padded, y, chosen)), *lengths)
         ctx.library, ctx.lengths, ctx.shape = kernel.library, lengths, x.shape
         ctx.save_for_backward(padded, chosen, weight)
@@ -167,7 +219,7 @@ class _ConvPoolRelu(torch.autograd.Function):
         dx = dw = db = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dw, db = torch.empty_like(weight), weight.new_empty(len(weight))
-            entries = torch.empty(dy[0, 0].numel(), dtype=torch.int64)  # a place and a number each
+            _, entries = _choices(dy)
             made = weight.new_empty(len(weight), ctx.library.filter_size())
             ctx.library.filters(*map(compiler.address, (dy, chosen, padded, entries, made, dw, db)), *ctx.lengths)
         if ctx.needs_input_grad[0]:
