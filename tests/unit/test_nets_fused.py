@@ -248,7 +248,7 @@ def test_in_another_default_precision(anew: None) -> None:
     assert conv.weight.grad.dtype == torch.float32
 
 
-SMALL = {"CI": 1, "CO": 2, "K": 3, "PAD": 0}
+SMALL = {"CI": 1, "CO": 2, "K": 3, "PAD": 0, "SLACK": fused.SLACK}
 
 
 def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

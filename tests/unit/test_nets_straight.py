@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 import perfed
 from perfed import nets
@@ -57,11 +61,13 @@ def build(name: str) -> Net:
             first, rest = block(2, 19, 4, 1), block(19, 5, 1)
             linears = nn.Linear(20, 33), nn.Linear(33, 17), nn.ReLU(), nn.Linear(17, 4)
             return made(*first, nn.Identity(), *rest, nn.Flatten(), *linears)
+        case "narrow":  # vectors are longer than maps
+            return made(*block(1, 4, 3), nn.Flatten(), nn.Linear(8, 3), shape=(1, 6, 4))
         case _:  # one channel and many filters, and few filters with wide rows
             return made(*block(1, 40, 3), *block(40, 2, 2), nn.Flatten(), nn.Linear(18, 6), shape=(1, 18, 18))
 
 
-NAMES = ["gray", "colour", "one layer", "deep", "wide"]
+NAMES = ["gray", "colour", "one layer", "deep", "narrow", "wide"]
 
 
 def samples(net: Net, n: int, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -192,6 +198,30 @@ def test_the_sums_do_not_depend_on_the_length_of_vectors(
         assert all(torch.equal(mine, right) for mine, right in zip(found, expected, strict=True))
 
 
+SANITIZER = Path(
+    subprocess.run(
+        [*compiler.compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+)
+
+
+@pytest.mark.skipif(not SANITIZER.is_absolute(), reason="the compiler has no address sanitizer")
+def test_nothing_but_its_own_memory_is_touched(tmp_path: Path) -> None:
+    watched = f"{compiler.compiler()[0]} -g -fsanitize=address,undefined -fno-sanitize-recover=all"
+    words = {"CC": watched, "LD_PRELOAD": str(SANITIZER), "ASAN_OPTIONS": "detect_leaks=0"}
+    words |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONMALLOC": "malloc"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.test_nets_straight"],
+        env={**os.environ, **words},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "dense-" in "".join(path.name for path in (tmp_path / "perfed").iterdir())
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_not_hidden(bad: float) -> None:
     net = lenet((1, 28, 28))
@@ -280,6 +310,38 @@ def test_weights_that_others_took_the_place_of() -> None:
     alike(found(x, y)[:-2], exact(net, x, y, 0, trained)[:-2], trained[:-2])
     trained[-2].data = trained[-2].data.contiguous()
     assert found.quick.takes(x, y)
+    trained[4].data, trained[5].data = trained[4].data[:100], trained[5].data[:100]  # at the same place, but fewer
+    trained[6].data = trained[6].data[:, :100].contiguous()
+    assert not found.quick.takes(x, y)
+    alike(found(x, y), exact(net, x, y, 0, trained), trained)
+
+
+def test_weights_that_lie_another_way_at_the_same_place() -> None:
+    net = made(*block(2, 8, 2), nn.Flatten(), nn.Linear(128, 32), nn.Linear(32, 32), nn.Linear(32, 3))
+    trained, (x, y) = set_trainable(net, net.layers), samples(net, 4)
+    quick = known(net, trained)
+    assert quick.takes(x, y)
+    trained[4].data = trained[4].data.t()
+    assert not quick.takes(x, y)
+
+
+def test_what_is_frozen_afterwards_changes_nothing() -> None:
+    net = build("gray")
+    trained, (x, y) = set_trainable(net, net.layers), samples(net, 4)
+    quick = known(net, trained)
+    expected = computed(quick, x, y)
+    set_trainable(net, net.layers[:1])
+    found = computed(quick, x, y)
+    assert all(torch.equal(mine, right) for mine, right in zip(found, expected, strict=True))
+
+
+def test_biases_that_come_before_their_weights_are_left_to_autograd() -> None:
+    net = build("one layer")
+    head = net.module.get_submodule("4")
+    prune.random_unstructured(head, "weight", amount=0.5)  # type: ignore[no-untyped-call]
+    prune.remove(head, "weight")  # type: ignore[no-untyped-call]
+    assert [*dict(head.named_parameters())] == ["bias", "weight"]
+    assert written(net, 0, set_trainable(net, net.layers)) is None
 
 
 def test_labels_that_are_no_classes_are_torchs_to_judge() -> None:
@@ -333,3 +395,16 @@ def test_a_run_has_the_same_bits_however_it_is_run(name: str, monkeypatch: pytes
     torchs = perfed.run(**words)
     assert torchs.cost["flops"] == serial.cost["flops"]
     assert (torchs.state_sha256 != serial.state_sha256) == bool(calls)
+
+
+def touch_all() -> None:
+    """What is watched for memory that is none of its own."""
+    for name in ("gray", "deep", "narrow"):
+        net = build(name)
+        trained = set_trainable(net, net.layers)
+        for n in (1, 16, 33):
+            computed(known(net, trained), *samples(net, n))
+
+
+if __name__ == "__main__":
+    touch_all()

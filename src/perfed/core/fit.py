@@ -2,7 +2,7 @@
 
 Layers that a phase does not train are outside the optimiser and the backward pass, and their BatchNorm layers use
 their stored statistics. The output of the leading layers that stay frozen is computed once and trained on. Gradients of
-plain layers are computed without a graph, to the same bits.
+plain layers are computed without a graph, to the same bits unless compiled kernels are asked for.
 """
 
 from __future__ import annotations

@@ -6,11 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __AVX512VL__
-#define L (D % 16 ? 8 : 16)
-#else
-#define L 8
-#endif
+#include "vectors.h"
+#define L (D % 16 ? 8 : WIDE)
 #include "product.h"
 
 #define WIDTH ((T + 15) / 16 * 16)

@@ -1,6 +1,7 @@
 /* y = relu(max_pool_2x2(conv(x, w) + b)) and its gradients, for convolutions with few channels.
 
-   Maps are channels-last, [n][h][w][channels], filters [CO][K][K][CI]; CI, CO, K and PAD are constants of the build.
+   Maps are channels-last, [n][h][w][channels], filters [CO][K][K][CI]; CI, CO, K and PAD are constants of the
+   build, and SLACK, the floats behind a map that its last vectors may read.
    Going back, a gradient reaches one of the four positions that a pooled value was chosen from, and none where ReLU
    cut it off: only those positions are looked at. Every sum runs in an order of its own that neither the length of the
    processor's vectors nor the compiler changes, as no two lanes are ever added; only whether the processor multiplies
@@ -9,22 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLLED _Pragma("GCC unroll 32") /* or gcc leaves sums in memory that have more than 16 vectors */
-#ifdef __AVX512VL__
-#define WIDE 16
-#define REGISTERS 32
-#else
-#define WIDE 8
-#define REGISTERS 16
-#endif
-#ifdef __AVX__
-#define IN_REGISTER(v) __asm__("" : "+v"(v)) /* or gcc reads it from memory for every product */
-#define ALONE(sum) IN_REGISTER(sum) /* or for some processors gcc takes two steps for a product and a lone short sum */
-#else
-#define IN_REGISTER(v)
-#define ALONE(sum)
-#endif
+#include "vectors.h"
 
 #define ROW (K * CI)                                  /* a filter's row: K pixels side by side */
 #define ALONG (CI == 1 && CO <= 8)                    /* few channels: lanes are columns going forward, not channels */
@@ -39,7 +25,6 @@
 #define FILTER (K * PARTS)                            /* vectors of a filter */
 #define CHUNK (FILTER < REGISTERS * 5 / 8 ? FILTER : REGISTERS * 5 / 8)
 #define CHUNKS ((FILTER + CHUNK - 1) / CHUNK)
-#define SLACK 32                                      /* what the last vectors of a map may read behind it */
 #define SIDE (REGISTERS * 3 / 16)                     /* channels at a time where lanes are columns */
 #define WAYS (K * ((ROW + 7) / 8) <= 5 ? 2 : 1)       /* sums of a filter's value: one by one, they would wait for each other */
 #define DEAD 4                                        /* cut off by ReLU */

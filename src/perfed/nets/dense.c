@@ -7,14 +7,13 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __AVX512VL__
-#define L 16
-#else
-#define L 8
-#endif
+#include "vectors.h"
+#define L WIDE
 #include "product.h"
 
-long full(long length) { return (length + L - 1) / L * L; } /* to whole vectors */
+INLINE long full(long length) { return (length + L - 1) / L * L; } /* to whole vectors */
+
+long padded(long length) { return full(length); }
 
 /* The product for columns in any number of vectors */
 static void multiply(const float *a, long step_i, long step_k, const float *b, long stride, long depth, float *out, long to,
@@ -83,23 +82,20 @@ _Bool slope(const float *z, const int64_t *labels, float *dz, long n, long class
     return 0;
 }
 
-/* The gradients of w and b, if wanted. room: out rows, if those of dw are no whole vectors */
+/* The gradients of w and b. room: out rows, if those of dw are no whole vectors */
 void weights(const float *dz, const float *rows, float *room, float *dw, float *db, long n, long in, long out)
 {
     const long wide = full(n), row = full(in);
-    if (dw) {
-        float *to = row == in ? dw : room;
-        multiply(dz, wide, 1, rows, row, n, to, row, out, row / L);
-        for (long o = 0; to == room && o < out; o++) memcpy(dw + o * in, room + o * row, in * sizeof(float));
+    float *to = row == in ? dw : room;
+    multiply(dz, wide, 1, rows, row, n, to, row, out, row / L);
+    for (long o = 0; to == room && o < out; o++) memcpy(dw + o * in, room + o * row, in * sizeof(float));
+    for (long o = 0; o < out; o += L) { /* many sums side by side: each has to wait for itself */
+        const long many = out - o < L ? out - o : L;
+        float sum[L] = {0};
+        for (long s = 0; s < n; s++)
+            for (long r = 0; r < many; r++) sum[r] += dz[(o + r) * wide + s];
+        memcpy(db + o, sum, many * sizeof(float));
     }
-    if (db)
-        for (long o = 0; o < out; o += L) { /* many sums side by side: each has to wait for itself */
-            const long many = out - o < L ? out - o : L;
-            float sum[L] = {0};
-            for (long s = 0; s < n; s++)
-                for (long r = 0; r < many; r++) sum[r] += dz[(o + r) * wide + s];
-            memcpy(db + o, sum, many * sizeof(float));
-        }
 }
 
 /* The gradient of x; none where x was cut off, if x is given */

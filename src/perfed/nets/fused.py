@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import ceil, prod
 from pathlib import Path
@@ -29,7 +28,7 @@ OUTPUTS, WIDTH = 64, 1600
 """The most output channels, and the most values of a filter with rows of full vectors, for which it is worth while."""
 LAST = torch.channels_last
 SLACK = 32
-"""as in convpool.c"""
+"""Floats behind a map that its last vectors may read."""
 
 
 def fusible(modules: Sequence[nn.Module]) -> bool:
@@ -49,14 +48,14 @@ def run(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
         for module in modules:
             x = module(x)
         return x
-    return _ConvPoolRelu.apply(x, conv.weight, conv.bias, kernel(conv))  # type: ignore[no-any-return, no-untyped-call]
+    return _ConvPoolRelu.apply(x, conv.weight, conv.bias, conv)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def by_hand(conv: nn.Conv2d, x: Tensor) -> tuple[Tensor, Callable[[Tensor, Sequence[bool]], tuple[Tensor | None, ...]]]:
     """What is made of x, and what gives the gradients of x, filters and biases, if each is wanted; without a graph."""
     kept = _Kept()
     assert conv.bias is not None
-    y = _ConvPoolRelu.forward(kept, x, conv.weight, conv.bias, kernel(conv))
+    y = _ConvPoolRelu.forward(kept, x, conv.weight, conv.bias, conv)
 
     def back(dy: Tensor, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
         assert dy.shape == y.shape
@@ -94,12 +93,12 @@ class Held:
     """The step for maps of one shape, in memory that is kept from batch to batch; maps are told by their addresses."""
 
     def __init__(self, conv: nn.Conv2d, shape: Sequence[int]) -> None:
-        made, (n, _, *size) = kernel(conv), shape
-        self.library, self.lengths = made.library, (n, *size)
+        (n, _, *size) = shape
+        self.library, self.lengths = kernel(conv), (n, *size)
         self.y = _maps(*after(conv, shape))
         self.slope = torch.empty_like(self.y)
         """the place for the gradient of y"""
-        padded, filters = made.library.padded_size(*size), made.library.filter_size()
+        padded, filters = self.library.padded_size(*size), self.library.filter_size()
         sizes = (n, padded), (padded,), (conv.out_channels, filters)
         self._padded, self._room, self._made = (torch.empty(size, dtype=torch.float32) for size in sizes)
         self._chosen, self._entries = _choices(self.y)
@@ -121,28 +120,20 @@ class Held:
         self.library.inputs(*places, *self.lengths)
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """The library for convolutions of one kind, and by how much they change the length of a map's side."""
-
-    library: ctypes.CDLL
-    grows: int
-
-
-def kernel(conv: nn.Module) -> Kernel:
+def kernel(conv: nn.Module) -> ctypes.CDLL:
     """What computes this convolution; compiled, if it never was."""
     assert isinstance(conv, nn.Conv2d)
     return _kernel(conv.in_channels, conv.out_channels, conv.kernel_size[0], int(conv.padding[0]))
 
 
 @cache
-def _kernel(inputs: int, outputs: int, size: int, padding: int) -> Kernel:
-    library = compiler.load(SOURCE, CI=inputs, CO=outputs, K=size, PAD=padding)
+def _kernel(inputs: int, outputs: int, size: int, padding: int) -> ctypes.CDLL:
+    library = compiler.load(SOURCE, CI=inputs, CO=outputs, K=size, PAD=padding, SLACK=SLACK)
     library.padded_size.restype = library.filter_size.restype = ctypes.c_long
     for function, addresses in ((library.forward, 6), (library.filters, 7), (library.inputs, 5)):
         function.argtypes = [ctypes.c_void_p] * addresses + [ctypes.c_long] * 3
     library.padded_size.argtypes = [ctypes.c_long] * 2
-    return Kernel(library, 2 * padding - size + 1)
+    return library
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -199,15 +190,14 @@ class _ConvPoolRelu(torch.autograd.Function):
     """The step and its gradients; there is no second derivative."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, kernel: Kernel) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, conv: nn.Conv2d) -> Tensor:
         x, weight, bias = x.contiguous(memory_format=LAST), weight.contiguous(memory_format=LAST), bias.contiguous()
         n, _, *size = x.shape
-        lengths = n, *size
-        padded = x.new_empty(n, kernel.library.padded_size(*size))
-        y = _maps(n, len(weight), *((length + kernel.grows) // 2 for length in size))
+        library, lengths = kernel(conv), (n, *size)
+        padded, y = x.new_empty(n, library.padded_size(*size)), _maps(*after(conv, x.shape))
         chosen, _ = _choices(y)
-        kernel.library.forward(*map(compiler.address, (x, weight, bias, padded, y, chosen)), *lengths)
-        ctx.library, ctx.lengths, ctx.shape = kernel.library, lengths, x.shape
+        library.forward(*map(compiler.address, (x, weight, bias, padded, y, chosen)), *lengths)
+        ctx.library, ctx.lengths, ctx.shape = library, lengths, x.shape
         ctx.save_for_backward(padded, chosen, weight)
         return y
 

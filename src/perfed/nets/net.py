@@ -116,7 +116,7 @@ class Net:
 
     @property
     def compiled(self) -> bool:
-        """Whether compiled code computes small convolutions, with their pooling and ReLU, and attention's heads."""
+        """Whether compiled code computes what it can: small convolutions, networks of them, attention's heads."""
         return self._pass.compiled
 
     @compiled.setter

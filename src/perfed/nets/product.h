@@ -1,20 +1,7 @@
-/* Products of matrices in blocks whose sums stay in registers. L, the floats of a vector, is given by who includes this.
+/* Products of matrices in blocks whose sums stay in registers. After vectors.h and L, the floats of a vector.
 
    Every sum runs in one lane from first to last, so neither the length of vectors nor the size of blocks changes it; only
    whether the processor multiplies and adds in one step does. */
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLLED _Pragma("GCC unroll 32")
-#ifdef __AVX512VL__
-#define REGISTERS 32
-#else
-#define REGISTERS 16
-#endif
-#ifdef __AVX__
-#define ALONE(sum) __asm__("" : "+v"(sum)) /* or for some processors gcc takes two steps for a product and a lone short sum */
-#else
-#define ALONE(sum)
-#endif
-
 #define MOST (REGISTERS / 8)                                    /* vectors side by side in a block of sums */
 #define ACROSS(vectors) ((vectors) < MOST ? (vectors) : MOST)
 #define DOWN(across) (REGISTERS * 3 / 4 / (across))             /* rows of such a block */

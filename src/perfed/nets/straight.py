@@ -2,7 +2,8 @@
 
 Where networks are as small as LeNet-5, calling torch costs as much as its arithmetic. Here a step, from the images to
 the gradients, is a few calls of compiled functions (`convpool.c`, `dense.c`), in memory that is kept from batch to
-batch. Sums run in another order than torch's: equal to 1e-5, not to the bit.
+batch. Sums run in another order than torch's, each in one lane: equal to about 1e-5 of a gradient's largest value, not
+to the bit, and less exact where large terms cancel.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +26,8 @@ WEIGHTS = 1 << 16
 """The most weights of a linear layer; where there are more, torch is as fast."""
 ROOMS = 4
 """For how many shapes of a batch memory is kept."""
-TAKES = {"enter": "ppplll", "leave": "pplll", "forward": "ppppplllb", "slope": "pppll"}
-TAKES |= {"weights": "ppppplll", "inputs": "pppplll"}
-"""What the functions take: addresses, whole numbers and a yes or no."""
+TAKES = {"enter": (3, 3), "leave": (2, 3), "forward": (5, 4), "slope": (3, 2), "weights": (5, 3), "inputs": (4, 3)}
+"""How many addresses and whole numbers the functions take."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,27 @@ class Layer:
 
     weight: Tensor
     bias: Tensor
+    learns: bool
+    """whether its gradients are wanted"""
     cut: bool = True
     """whether ReLU follows"""
     conv: nn.Conv2d | None = None
 
     @property
-    def learns(self) -> bool:
-        """Whether its gradients are wanted."""
-        return self.weight.requires_grad
+    def shapes(self) -> tuple[torch.Size, torch.Size]:
+        """Of its weights and its biases."""
+        return self.weight.shape, self.bias.shape
 
     @property
     def addresses(self) -> tuple[int, int]:
         """Where its weights and its biases begin."""
         return self.weight.data_ptr(), self.bias.data_ptr()
+
+    @property
+    def lying(self) -> tuple[Any, ...]:
+        """All that tells whether the functions would read these weights and biases as they did before."""
+        both = self.weight, self.bias
+        return tuple((part.data_ptr(), part.shape, part.stride(), part.dtype) for part in both)
 
     @property
     def fits(self) -> bool:
@@ -66,13 +75,13 @@ def straight(groups: Sequence[Sequence[nn.Module]]) -> Straight | None:
         conv = left.pop(0)[0]
         assert isinstance(conv, nn.Conv2d)
         assert conv.bias is not None
-        convolutions.append(Layer(conv.weight, conv.bias, conv=conv))
+        convolutions.append(Layer(conv.weight, conv.bias, conv.weight.requires_grad, conv=conv))
     modules = [group[0] for group in left]
     flat = bool(modules) and isinstance(modules[0], nn.Flatten)
     del modules[:flat]
     while modules and isinstance(linear := modules.pop(0), nn.Linear):
         cut = bool(modules) and isinstance(modules[0], nn.ReLU)
-        linears.append(Layer(linear.weight, linear.bias, cut))
+        linears.append(Layer(linear.weight, linear.bias, linear.weight.requires_grad, cut))
         del modules[:cut]
     if modules or not linears or linears[-1].cut or (convolutions and not flat):
         return None
@@ -86,28 +95,30 @@ def straight(groups: Sequence[Sequence[nn.Module]]) -> Straight | None:
 def library() -> ctypes.CDLL:
     """What computes linear layers; compiled, if it never was."""
     made = compiler.load(SOURCE)
-    kinds = {"p": ctypes.c_void_p, "l": ctypes.c_long, "b": ctypes.c_long}
-    for name, letters in TAKES.items():
+    for name, (addresses, numbers) in TAKES.items():
         function = getattr(made, name)
-        function.argtypes, function.restype = [kinds[letter] for letter in letters], None
-    made.full.argtypes, made.full.restype, made.slope.restype = [ctypes.c_long], ctypes.c_long, ctypes.c_bool
+        function.argtypes = [ctypes.c_void_p] * addresses + [ctypes.c_long] * numbers
+        function.restype = ctypes.c_bool if name == "slope" else None
+    made.padded.argtypes, made.padded.restype = [ctypes.c_long], ctypes.c_long
     return made
 
 
 class Straight:
-    """A forward and a backward pass."""
+    """A forward and a backward pass; one thread's at a time, as memory is kept from call to call."""
 
     def __init__(self, convolutions: Sequence[Layer], linears: Sequence[Layer]) -> None:
         self.convolutions, self.linears, self.layers = convolutions, linears, [*convolutions, *linears]
         self.first = next(place for place, layer in enumerate(self.layers) if layer.learns)
         self.trained = [part for layer in self.layers if layer.learns for part in (layer.weight, layer.bias)]
-        self._lying = self._addresses()
+        self._shapes = [layer.shapes for layer in self.layers]
+        self._lying = [layer.lying for layer in self.layers]
         self._rooms: dict[torch.Size, _Room] = {}
 
     def takes(self, x: Tensor, y: Tensor) -> bool:
         """Whether these samples and labels, and the weights as they lie now, are what the functions read."""
-        if (now := self._addresses()) != self._lying:  # other numbers have been put in the place of some
-            if not all(layer.fits for layer in self.layers):
+        if (now := [layer.lying for layer in self.layers]) != self._lying:  # others have been put in the place of some
+            same = [layer.shapes for layer in self.layers] == self._shapes
+            if not same or not all(layer.fits for layer in self.layers):
                 return False
             self._lying = now
         if x.dtype != torch.float32 or x.device.type != "cpu":
@@ -159,9 +170,6 @@ class Straight:
                 if place > self.first:
                     room.held[place].inputs(layer.addresses[0], room.held[place - 1].slope.data_ptr())
 
-    def _addresses(self) -> list[tuple[int, int]]:
-        return [layer.addresses for layer in self.layers]
-
     def _passes(self, shape: Sequence[int]) -> bool:
         """Whether samples of this shape pass through all layers."""
         if not shape or not shape[0]:
@@ -178,7 +186,7 @@ class _Room:
     """Memory for batches of one shape: what every layer takes, as columns and as rows, and the slopes of that."""
 
     def __init__(self, convolutions: Sequence[Layer], linears: Sequence[Layer], shape: Sequence[int]) -> None:
-        full, n = library().full, shape[0]
+        n, padded = shape[0], library().padded
         self.held: list[fused.Held] = []
         for layer in convolutions:
             assert layer.conv is not None
@@ -187,11 +195,13 @@ class _Room:
         self.entered = n, shape[1], prod(shape[2:])
         self.sizes = [(n, layer.weight.shape[1], layer.weight.shape[0]) for layer in linears]
         taken = [size[1] for size in self.sizes]
-        lengths = [*taken, self.sizes[-1][-1]]
-        kept = [(length, full(n)) for length in lengths for _ in range(2)]
-        kept += [(n, full(length)) for length in taken]
-        kept.append(max(((out, full(length)) for _, length, out in self.sizes), key=prod))
-        self._kept = [torch.zeros(size, dtype=torch.float32) for size in kept]
-        places = [tensor.data_ptr() for tensor in self._kept]
-        self.columns, self.slopes = places[: 2 * len(lengths) : 2], places[1 : 2 * len(lengths) : 2]
-        self.rows, self.scratch = places[2 * len(lengths) : -1], places[-1]
+        self._kept: list[Tensor] = []
+        self.columns = [self._place(length, padded(n)) for length in [*taken, self.sizes[-1][-1]]]
+        self.slopes = [self._place(length, padded(n)) for length in [*taken, self.sizes[-1][-1]]]
+        self.rows = [self._place(n, padded(length)) for length in taken]
+        self.scratch = self._place(max(out * padded(length) for _, length, out in self.sizes))
+
+    def _place(self, *size: int) -> int:
+        """Zeros, as the lanes that nobody reads are computed too, and some numbers would take the processor long."""
+        self._kept.append(torch.zeros(size, dtype=torch.float32))
+        return self._kept[-1].data_ptr()

@@ -35,7 +35,10 @@ def written(net: Net, cut: int, trained: Sequence[Tensor]) -> Written | None:
     if net.precision is not None or not around or _has_any_global_hook():  # type: ignore[no-untyped-call]
         return None
     groups = net.groups_from(cut)
-    held = [parameter for group in groups for module in group for parameter in module.parameters()]
+    modules = [module for group in groups for module in group]
+    if any([*dict(module.named_parameters())] not in ([], ["weight"], ["weight", "bias"]) for module in modules):
+        return None  # or in another order, as what is pruned may have
+    held = [parameter for module in modules for parameter in module.parameters()]
     order = [id(parameter) for parameter in held if parameter.requires_grad]
     if not trained or order != [id(parameter) for parameter in trained] or len({*order}) < len(order):
         return None
@@ -43,7 +46,7 @@ def written(net: Net, cut: int, trained: Sequence[Tensor]) -> Written | None:
     if None in steps or any(map(watched, trained)):
         return None
     learns = [any(parameter.requires_grad for module in group for parameter in module.parameters()) for group in groups]
-    kinds = (type(module) for group in groups for module in group)
+    kinds = map(type, modules)
     first = next((kind for kind in kinds if kind in (nn.Linear, nn.Flatten)), None)
     quick = straight(groups) if net.compiled else None
     return Written([step for step in steps if step], learns, trained, flat=first is nn.Linear, quick=quick)
