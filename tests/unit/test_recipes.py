@@ -106,10 +106,10 @@ def test_few_settings_have_a_panel_for_every_column(monkeypatch: pytest.MonkeyPa
     drawn: list[str] = []
     monkeypatch.setattr(dots, "_panels", lambda *_: drawn.append("panels"))
     monkeypatch.setattr(dots, "_lines", lambda *_: drawn.append("lines"))
-    for settings in (("s",), ("s", "t"), ("s", "t", "u", "v")):
-        cells = {f"{setting}/{metric}": {"measured": 50.0} for setting in settings for metric in ("m", "n")}
+    for settings, metrics in (("s", "mn"), ("st", "mn"), ("stu", "mn"), ("stuv", "mn"), ("stuv", "m")):
+        cells = {f"{setting}/{metric}": {"measured": 50.0} for setting in settings for metric in metrics}
         draw({"rows": {"a": {"cells": cells}}}, tmp_path / "a.svg")
-    assert drawn == ["panels", "panels", "lines"]
+    assert drawn == ["panels", "panels", "panels", "lines", "lines"]
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from perfed.recipes.column import SETTLED, Column
 from perfed.report.figures import COLOURS, LINES
 
 PANELS, MANY = 3, 12
-"""Columns up to which each has a panel of its own, twice as many of one or two settings or in a table of many methods.
+"""Columns up to which each has a panel of its own, twice as many of one or two settings, in a table of many methods or
+where no two neighbours are of one metric.
 
 More are drawn as lines over the settings."""
 
@@ -27,8 +28,10 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     rows = found["rows"]
     keys = [key for key in standing.keys(rows) if any("measured" in row["cells"].get(key, {}) for row in rows.values())]
     with mpl.rc_context({"svg.hashsalt": "perfed", "font.size": 8}):
-        alike = len(rows) >= MANY or len({Column(key).setting for key in keys}) <= 2
-        few = len(keys) <= (2 * PANELS if alike else PANELS)
+        metrics = [Column(key).metric for key in keys]
+        apart = all(one != other for one, other in pairwise(metrics))
+        wide = apart or len(rows) >= MANY or len({Column(key).setting for key in keys}) <= 2
+        few = len(keys) <= (2 * PANELS if wide else PANELS)
         figure = Figure(
             figsize=(2.6 * max(1, len(keys)) + 1.4 if few else 8.0, 1.2 + 0.22 * len(rows) if few else 3.8),
             layout="constrained",
