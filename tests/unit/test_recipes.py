@@ -112,6 +112,16 @@ def test_few_settings_have_a_panel_for_every_column(monkeypatch: pytest.MonkeyPa
     assert drawn == ["panels", "panels", "panels", "lines", "lines"]
 
 
+def test_panels_stand_in_lines_of_three_a_metric_in_each(tmp_path: Path) -> None:
+    keys = [f"{setting}/{metric}" for setting in "stu" for metric in "mn"]
+    figure = Figure()
+    dots._panels(figure, {"a": {"cells": {key: {"measured": 50.0} for key in keys}}}, keys)
+    places = [(axes.get_title(), axes.get_subplotspec().rowspan.start) for axes in figure.axes]
+    assert places == [("s/m", 0), ("t/m", 0), ("u/m", 0), ("s/n", 1), ("t/n", 1), ("u/n", 1)]
+    dots._panels(figure := Figure(), {"a": {"cells": {key: {"measured": 50.0} for key in keys[:5]}}}, keys[:5])
+    assert [axes.get_visible() for axes in figure.axes] == [True] * 5 + [False]
+
+
 @pytest.mark.parametrize("name", MADE)
 def test_smoke_on_made_data_in_the_publisher_s_layout(name: str, tmp_path: Path) -> None:
     for make in MADE[name]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from itertools import groupby, pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,9 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         apart = all(one != other for one, other in pairwise(metrics))
         wide = apart or len(rows) >= MANY or len({Column(key).setting for key in keys}) <= 2
         few = len(keys) <= (2 * PANELS if wide else PANELS)
-        figure = Figure(
-            figsize=(2.6 * max(1, len(keys)) + 1.4 if few else 8.0, 1.2 + 0.22 * len(rows) if few else 3.8),
-            layout="constrained",
-        )
+        down, across = _grid(len(keys))
+        size = (2.6 * across + 1.4, (1.0 + 0.22 * len(rows)) * down + 0.2) if few else (8.0, 3.8)
+        figure = Figure(figsize=size, layout="constrained")
         FigureCanvasSVG(figure)
         if few:
             _panels(figure, rows, keys)
@@ -46,10 +46,19 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     rundir.write(path, made.getvalue())
 
 
+def _grid(panels: int) -> tuple[int, int]:
+    """How many of them below and beside each other, at most `PANELS` beside each other."""
+    down = max(1, ceil(panels / PANELS))
+    return down, max(1, ceil(panels / down))
+
+
 def _panels(figure: Any, rows: Mapping[str, Any], keys: list[str]) -> None:
     """A panel per column: a ring is published, a dot is measured."""
-    panels = figure.subplots(1, max(1, len(keys)), sharey=True, squeeze=False)[0]
+    panels = figure.subplots(*_grid(len(keys)), sharey=True, squeeze=False).flatten()
     names = list(rows)
+    if len(keys) > PANELS:  # a line of panels for a metric
+        metrics = [Column(key).metric for key in keys]
+        keys = sorted(keys, key=lambda key: metrics.index(Column(key).metric))
     for axes, key in zip(panels, keys, strict=False):
         for y, label in enumerate(names):
             cell = rows[label]["cells"].get(key, {})
@@ -67,6 +76,8 @@ def _panels(figure: Any, rows: Mapping[str, Any], keys: list[str]) -> None:
         axes.set_xlabel(_unit(key))
         axes.locator_params(axis="x", nbins=5)
         axes.ticklabel_format(axis="x", style="sci", scilimits=(-3, 5), useOffset=False)
+    for axes in panels[len(keys) :]:
+        axes.set_visible(False)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].set_ylim(len(names) - 0.5, -0.5)
     _legend(figure, panels)
