@@ -22,6 +22,9 @@ def main() -> None:
     """Continue the run to its end; a failure is one line on standard error."""
     os.setpgid(0, 0)  # the pool's workers end with this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    from perfed import allocator
+
+    allocator.keep()
     from perfed.errors import PerfedError
     from perfed.experiment import resume
 

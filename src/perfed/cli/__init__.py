@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from perfed import allocator
 from perfed.cli import datasets, looking, reproducing, running, sites, viewing
 from perfed.cli.failures import Commands
 
@@ -57,4 +58,5 @@ app.add_typer(sites.coordinator, name="coordinator")
 
 def main() -> None:
     """The program `perfed`."""
+    allocator.keep()
     app()
