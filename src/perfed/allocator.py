@@ -1,8 +1,8 @@
 """Memory that is freed is kept for the next step, and large tensors lie in large pages.
 
 A training step takes and frees the same memory again and again. By default the C library gives much of it back to the
-system each time, which then has to clear every page anew; no result depends on it. Only perfed's own programs call
-this: in other programs it is theirs to choose.
+system each time, which then has to clear every page anew; no result depends on it. Only perfed's own programs and
+worker processes call this: in other programs it is theirs to choose.
 """
 
 from __future__ import annotations

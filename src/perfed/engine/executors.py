@@ -22,6 +22,7 @@ from typing import Protocol
 
 import torch
 
+from perfed import allocator
 from perfed.core.state import State, under, within
 from perfed.engine.shared import Area
 from perfed.engine.worker import Reply, Task, Worker
@@ -199,6 +200,7 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     for other in inherited:
         other.close()
+    allocator.keep()
     torch.set_num_threads(1)
     while True:
         try:
