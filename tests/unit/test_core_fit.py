@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from perfed.core import registry
 from perfed.core.client import Batch, Client
-from perfed.core.fit import Phase, batches
+from perfed.core.fit import Phase, batches, gradients_of
 from perfed.core.method import Method
 from perfed.core.softmax import regress
 from perfed.core.state import State
@@ -307,4 +307,25 @@ def test_a_linear_head_is_trained_by_hand_to_the_same_bits(
     slow, b = trained(pictures, fresh(pictures, name), Unmarked(**asdict(method)))
     assert len(calls) == 3, "a loss that is not marked is differentiated"
     assert fast.meter == slow.meter
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sloped(Plain):
+    """Says the gradients itself, in place of the loss."""
+
+    def phases(self, client: Client) -> Sequence[Phase]:
+        inner = gradients_of(client, self.loss, [*client.net.module.parameters()])
+        return [Phase(self.epochs, trains=client.net.layers, slopes=inner)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}])
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "batchnorm"])
+def test_gradients_that_a_method_gives_take_the_place_of_its_loss(
+    name: str, settings: dict[str, Any], pictures: Federation
+) -> None:
+    method = Sloped(layers=tuple(fresh(pictures, name).layers), epochs=2, batch_size=7, **settings)
+    given, a = trained(pictures, fresh(pictures, name), method)
+    by_loss, b = trained(pictures, fresh(pictures, name), Plain(**asdict(method)))
+    assert given.meter == by_loss.meter
     assert all(torch.equal(a[key], b[key]) for key in a)

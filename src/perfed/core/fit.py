@@ -28,7 +28,7 @@ PREFIX_BYTES = 1 << 30
 """How large the stored output of one client's frozen layers may be."""
 Loss_ = TypeVar("Loss_", bound=Callable[..., Tensor])
 Loss = Callable[[Client, Batch], Tensor]
-Slopes = Callable[[Batch], list[Tensor]]
+Slopes = Callable[[Batch], Sequence[Tensor]]
 """What gives the gradients at a batch."""
 
 
@@ -52,6 +52,8 @@ class Phase:
     trains: Sequence[str]
     lr: float | None = None
     loss: Loss | None = None
+    slopes: Slopes | None = None
+    """gives the gradients of all that the phase trains, in place of a loss"""
     after_epoch: Callable[[Client], None] | None = None
     after_step: Callable[[Client], None] | None = None
     """called after every step, when its gradients may be gone"""
@@ -165,7 +167,7 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
         x, cut = _input(client, phase)
         trainable = sum(parameter.numel() for parameter in parameters)
         objective = phase.loss or loss
-        simple = is_plain(objective) and type(step) is Sgd
+        simple = not phase.slopes and is_plain(objective) and type(step) is Sgd
         head = linear_head(net, cut, parameters) if cut and simple and not phase.after_step else None
         known = written(net, cut, parameters) if simple else None
         known = known if known and known.takes(x) else None
@@ -181,8 +183,13 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
                     if known:
                         step.move(parameters, known(x[index], data.y[index]))
                     else:
+                        batch = Batch(x[index], data.y[index], index, cut)
                         step.zero_grad()
-                        objective(client, Batch(x[index], data.y[index], index, cut)).backward()  # type: ignore[no-untyped-call]
+                        if phase.slopes:
+                            for parameter, slope in zip(parameters, phase.slopes(batch), strict=True):
+                                parameter.grad = slope
+                        else:
+                            objective(client, batch).backward()  # type: ignore[no-untyped-call]
                         step.step()
                     if phase.after_step:
                         phase.after_step(client)

@@ -55,13 +55,11 @@ class PerFedAvg(Method):
         source = client.generator("meta")
         slopes = gradients_of(client, self.loss, list(client.net.module.parameters()))
 
-        def loss(client: Client, batch: Batch) -> Tensor:
-            """<G, w> with G the meta-gradient, so that its gradient in w is G."""
+        def meta(batch: Batch) -> list[Tensor]:
             first, third = (self.draw(client, batch, source) for _ in range(2))
-            G = self.meta_gradient(client, first, batch, third, slopes)
-            return torch.stack([(G[name] * w).sum() for name, w in client.net.module.named_parameters()]).sum()
+            return [*self.meta_gradient(client, first, batch, third, slopes).values()]
 
-        return [Phase(self.epochs, trains=client.net.layers, loss=loss)]
+        return [Phase(self.epochs, trains=client.net.layers, slopes=meta)]
 
     def draw(self, client: Client, like: Batch, source: torch.Generator) -> Batch:
         """As many of the client's samples as another batch has, at random."""

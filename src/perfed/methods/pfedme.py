@@ -56,12 +56,15 @@ class PFedMe(Method):
         mine, plain = twin(client, client.weights()), self.plain(client.round)
         slopes = gradients_of(mine, self.loss, list(mine.net.module.parameters()))
 
-        def envelope(client: Client, batch: Batch) -> Tensor:
-            """lambda/2 ||w - theta||^2, whose gradient in w is the Moreau envelope's."""
+        def envelope(batch: Batch) -> Sequence[Tensor]:
+            """The Moreau envelope's gradient in w, lambda (w - theta)."""
             self.solve(mine, parameters(client.net), batch, slopes)
-            return self.lam * proximal(client.net, parameters(mine.net))
+            with torch.no_grad():
+                apart = torch._foreach_sub([*client.net.module.parameters()], [*mine.net.module.parameters()])
+                return torch._foreach_mul(apart, self.lam)
 
-        fit(client, [Phase(self.epochs, client.net.layers, loss=envelope)], self.loss, replace(plain, weight_decay=0.0))
+        phase = Phase(self.epochs, client.net.layers, slopes=envelope)
+        fit(client, [phase], self.loss, replace(plain, weight_decay=0.0))
         theta = mine.weights()
         client.load({name: theta[name] for name, part in client.plan.parts.items() if part.is_buffer})
         client.memory.update(under("theta", theta))
@@ -76,7 +79,7 @@ class PFedMe(Method):
         anchors = [w[name] for name, _ in mine.net.module.named_parameters()]
         for _ in range(self.K):
             pull = torch._foreach_mul(torch._foreach_sub(theta, anchors), self.lam)
-            sgd.move(theta, torch._foreach_add(slopes(batch), pull))
+            sgd.move(theta, torch._foreach_add([*slopes(batch)], pull))
         mine.meter.count(len(batch.y), sum(t.numel() for t in theta), self.K - 1)  # the step of w_i counts as one
 
     def plain(self, round: Round) -> Optimiser:
