@@ -12,14 +12,17 @@ import os
 from collections.abc import MutableMapping
 
 TRIM, MMAP = -1, -3
-"""The C library's names of two limits: free memory beyond which it gives back, sizes from which it asks the system."""
+"""glibc's names of two limits: free memory at the end of the heap that it gives back, blocks that it never keeps."""
 KEPT, LARGE = 256 << 20, 32 << 20
 LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """What PyTorch reads before its first tensor."""
 
 
 def keep(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set both for this process and those that it starts or forks, unless the environment says something itself."""
+    """Set both for this process and those it forks, unless the environment says something itself.
+
+    Of what it starts anew, only large pages.
+    """
     environment.setdefault(LARGE_PAGES, "1")
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in environment):
         return

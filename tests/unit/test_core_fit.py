@@ -312,11 +312,18 @@ def test_a_linear_head_is_trained_by_hand_to_the_same_bits(
 
 @dataclass(frozen=True, kw_only=True)
 class Sloped(Plain):
-    """Says the gradients itself, in place of the loss."""
+    """Gives the gradients itself; its loss is none."""
+
+    def loss(self, client: Client, batch: Batch) -> torch.Tensor:
+        raise AssertionError("nobody asks for the loss")
 
     def phases(self, client: Client) -> Sequence[Phase]:
-        inner = gradients_of(client, self.loss, [*client.net.module.parameters()])
-        return [Phase(self.epochs, trains=client.net.layers, slopes=inner)]
+        inner = gradients_of(client, Plain().loss, [*client.net.module.parameters()])
+
+        def otherwise_laid_out(batch: Batch) -> list[torch.Tensor]:
+            return [slope.t().contiguous().t() if slope.dim() == 2 else slope for slope in inner(batch)]
+
+        return [Phase(self.epochs, trains=client.net.layers, slopes=otherwise_laid_out)]
 
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}])
@@ -329,3 +336,8 @@ def test_gradients_that_a_method_gives_take_the_place_of_its_loss(
     by_loss, b = trained(pictures, fresh(pictures, name), Plain(**asdict(method)))
     assert given.meter == by_loss.meter
     assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_phase_has_a_loss_or_gives_the_gradients() -> None:
+    with pytest.raises(ValueError, match="not both"):
+        Phase(1, trains=("fc",), loss=Plain().loss, slopes=lambda batch: [])

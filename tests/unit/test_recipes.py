@@ -120,6 +120,8 @@ def test_panels_stand_in_lines_of_three_a_metric_in_each(tmp_path: Path) -> None
     assert places == [("s/m", 0), ("t/m", 0), ("u/m", 0), ("s/n", 1), ("t/n", 1), ("u/n", 1)]
     dots._panels(figure := Figure(), {"a": {"cells": {key: {"measured": 50.0} for key in keys[:5]}}}, keys[:5])
     assert [axes.get_visible() for axes in figure.axes] == [True] * 5 + [False]
+    dots._panels(figure := Figure(), {"a": {"cells": {key: {"measured": 50.0} for key in keys[:4]}}}, keys[:4])
+    assert {axes.get_subplotspec().rowspan.start for axes in figure.axes} == {0}, "four fit in one line"
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -62,6 +62,10 @@ class Phase:
     features: Tensor | None = None
     """What the head receives for every sample, where the method has it already; the phase trains the head alone."""
 
+    def __post_init__(self) -> None:
+        if self.loss and self.slopes:
+            raise ValueError("A phase has a loss or gives the gradients, not both.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optimiser:
@@ -186,7 +190,9 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
                         batch = Batch(x[index], data.y[index], index, cut)
                         step.zero_grad()
                         if phase.slopes:
-                            for parameter, slope in zip(parameters, phase.slopes(batch), strict=True):
+                            for parameter, slope in zip(
+                                parameters, alike(phase.slopes(batch), parameters), strict=True
+                            ):
                                 parameter.grad = slope
                         else:
                             objective(client, batch).backward()  # type: ignore[no-untyped-call]

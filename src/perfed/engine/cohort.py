@@ -374,5 +374,8 @@ def _plain(optimiser: Optimiser) -> bool:
 
 
 def _check(phase: Phase) -> None:
-    if phase.loss or phase.after_epoch or phase.after_step or phase.features is not None:
-        raise ConfigError("executor = 'cohort' does not fit this method: a phase has a loss or hooks of its own.", CURE)
+    own = phase.loss, phase.slopes, phase.after_epoch, phase.after_step
+    if any(own) or phase.features is not None:
+        raise ConfigError(
+            "executor = 'cohort' does not fit this method: a phase has a loss, gradients or hooks of its own.", CURE
+        )

@@ -47,8 +47,8 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
 
 
 def _grid(panels: int) -> tuple[int, int]:
-    """How many of them below and beside each other, at most `PANELS` beside each other."""
-    down = max(1, ceil(panels / PANELS))
+    """How many of them below and beside each other: up to four in one line, or else in lines of `PANELS`."""
+    down = 1 if panels <= PANELS + 1 else ceil(panels / PANELS)
     return down, max(1, ceil(panels / down))
 
 
@@ -56,7 +56,7 @@ def _panels(figure: Any, rows: Mapping[str, Any], keys: list[str]) -> None:
     """A panel per column: a ring is published, a dot is measured."""
     panels = figure.subplots(*_grid(len(keys)), sharey=True, squeeze=False).flatten()
     names = list(rows)
-    if len(keys) > PANELS:  # a line of panels for a metric
+    if _grid(len(keys))[0] > 1:  # those of a metric one after another
         metrics = [Column(key).metric for key in keys]
         keys = sorted(keys, key=lambda key: metrics.index(Column(key).metric))
     for axes, key in zip(panels, keys, strict=False):
