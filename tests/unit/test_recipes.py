@@ -112,7 +112,7 @@ def test_few_settings_have_a_panel_for_every_column(monkeypatch: pytest.MonkeyPa
     assert drawn == ["panels", "panels", "panels", "lines", "lines"]
 
 
-def test_panels_stand_in_lines_of_three_a_metric_in_each(tmp_path: Path) -> None:
+def test_panels_stand_in_lines_of_three_a_metric_in_each() -> None:
     keys = [f"{setting}/{metric}" for setting in "stu" for metric in "mn"]
     figure = Figure()
     dots._panels(figure, {"a": {"cells": {key: {"measured": 50.0} for key in keys}}}, keys)

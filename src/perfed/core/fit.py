@@ -190,9 +190,8 @@ def fit(client: Client, phases: Sequence[Phase], loss: Loss, optimiser: Optimise
                         batch = Batch(x[index], data.y[index], index, cut)
                         step.zero_grad()
                         if phase.slopes:
-                            for parameter, slope in zip(
-                                parameters, alike(phase.slopes(batch), parameters), strict=True
-                            ):
+                            found = alike(phase.slopes(batch), parameters)
+                            for parameter, slope in zip(parameters, found, strict=True):
                                 parameter.grad = slope
                         else:
                             objective(client, batch).backward()  # type: ignore[no-untyped-call]
