@@ -32,6 +32,9 @@ SHAPES = [
     (20, 9, 3, 0, 2, 6, 9),
     (32, 64, 3, 1, 3, 8, 6),
     (64, 40, 5, 0, 2, 7, 8),
+    (48, 32, 3, 1, 5, 13, 7),
+    (32, 64, 5, 0, 3, 12, 9),
+    (16, 16, 5, 2, 2, 5, 8),
 ]
 
 
@@ -70,6 +73,12 @@ def test_the_same_as_torch(shape: tuple[int, ...], layout: torch.memory_format) 
         gradients(ours, dy, x, conv), gradients(plainly(exact, wide), dy.double(), wide, exact), strict=True
     ):
         torch.testing.assert_close(mine.double(), right, rtol=1e-4, atol=1e-5 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("shape", [(6, 16, 5, 0), (32, 64, 3, 1), (16, 32, 5, 2)])
+def test_what_a_sample_gives_does_not_depend_on_the_others(shape: tuple[int, int, int, int]) -> None:
+    conv, x = layer(*shape), torch.randn(9, shape[0], 13, 14)
+    assert torch.equal(quickly(conv, x)[4:6], quickly(conv, x[4:6]))
 
 
 def test_equal_values_give_their_gradient_to_the_first_as_in_torch() -> None:
@@ -151,7 +160,9 @@ def anew() -> Iterator[None]:
 
 
 @pytest.mark.skipif("avx512vl" not in compiler._processor(), reason="the processor has one length of vectors")
-@pytest.mark.parametrize("shape", [(6, 16, 5, 0), (1, 6, 5, 2), (12, 3, 1, 0), (27, 9, 3, 1), (22, 40, 1, 0)])
+@pytest.mark.parametrize(
+    "shape", [(6, 16, 5, 0), (1, 6, 5, 2), (12, 3, 1, 0), (27, 9, 3, 1), (22, 40, 1, 0), (48, 32, 3, 1), (32, 64, 5, 0)]
+)
 def test_the_sums_do_not_depend_on_the_length_of_vectors(
     shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch, anew: None
 ) -> None:

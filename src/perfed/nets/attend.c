@@ -43,19 +43,19 @@ INLINE void turned(const float *x, long stride, float (*out)[WIDTH])
 /* out[j][i] = sum over c of rows[j][c] * turned[c][i] */
 INLINE void scores(const float *rows, long stride, float (*turned)[WIDTH], float *out)
 {
-    product(rows, stride, 1, turned[0], WIDTH, D, out, WIDTH, T, WIDTH / L, ACROSS(WIDTH / L));
+    product(rows, stride, 1, turned[0], WIDTH, D, out, WIDTH, T, WIDTH / L, ACROSS(WIDTH / L), 0);
 }
 
 /* out[i][:] = sum over j of w[j][i] * rows[j][:] */
 INLINE void by_query(const float *w, const float *rows, long stride, float *out, long to)
 {
-    product(w, 1, WIDTH, rows, stride, T, out, to, T, D / L, ACROSS(D / L));
+    product(w, 1, WIDTH, rows, stride, T, out, to, T, D / L, ACROSS(D / L), 0);
 }
 
 /* out[j][:] = sum over i of w[j][i] * rows[i][:] */
 INLINE void by_key(const float *w, const float *rows, long stride, float *out, long to)
 {
-    product(w, WIDTH, 1, rows, stride, T, out, to, T, D / L, ACROSS(D / L));
+    product(w, WIDTH, 1, rows, stride, T, out, to, T, D / L, ACROSS(D / L), 0);
 }
 
 typedef struct { const float *rows; long stride; } table;

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from perfed.errors import ConfigError
 
-REVISION = 4
+REVISION = 5
 """of the arithmetic of all that is compiled: a run that began with another one is not continued"""
 FLAGS = ("-xc", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 CURE = "Install a C compiler (on Debian: apt-get install gcc) or name one in CC; a new run may leave kernels out."
@@ -56,6 +56,17 @@ def once() -> None:
         raise RuntimeError(
             "Compiled kernels have no second derivative; kernels = 'compiled' has to be left out for it."
         )
+
+
+class Kept:
+    """What a step keeps for going back, where there is no graph to keep it."""
+
+    needs_input_grad: Sequence[bool]
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Take the place of autograd's."""
+        self.saved_tensors = tensors
 
 
 def compiler(environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -27,6 +27,7 @@
 #define CHUNKS ((FILTER + CHUNK - 1) / CHUNK)
 #define SIDE (REGISTERS * 3 / 16)                     /* channels at a time where lanes are columns */
 #define WAYS (K * ((ROW + 7) / 8) <= 5 ? 2 : 1)       /* sums of a filter's value: one by one, they would wait for each other */
+#define TILED ((K == 3 || K == 5) && CI % 16 == 0 && CO % 16 == 0) /* going forward */
 #define DEAD 4                                        /* cut off by ReLU */
 
 typedef float lanes __attribute__((vector_size(LANES * 4)));
@@ -36,6 +37,11 @@ typedef uint8_t bytes __attribute__((vector_size(LANES)));
 typedef float span __attribute__((vector_size(SPAN * 4)));
 typedef float span_at __attribute__((vector_size(SPAN * 4), aligned(4), may_alias));
 typedef struct { int32_t at; float g; } entry;
+#if TILED
+#define L LANES
+#include "product.h"
+#include "winograd.h"
+#endif
 typedef struct { long stride, size, rows, columns; } shape; /* of a padded map, and of what is pooled from it */
 
 INLINE shape shape_of(long h, long w)
@@ -46,6 +52,11 @@ INLINE shape shape_of(long h, long w)
 
 long padded_size(long h, long w) { return shape_of(h, w).size; }
 long filter_size(void) { return FILTER * SPAN; } /* with full vectors */
+#if TILED
+long room_size(void) { return TAPS * CI * CO + PLACES * (CI * CO + APART(CI) + APART(CO)); } /* what going forward needs */
+#else
+long room_size(void) { return 0; }
+#endif
 
 /* The greatest of four, cut off by ReLU, and which one it is */
 INLINE lanes greatest(const lanes *four, bytes *named)
@@ -135,11 +146,58 @@ INLINE void row_along(const float *x, long stride, const float *weight, const fl
     }
 }
 
-/* padded: n maps of padded_size; chosen: like y */
-void forward(const float *x, const float *weight, const float *bias, float *padded, float *y, uint8_t *chosen, long n,
-             long h, long w)
+/* Copies maps into the middle of larger ones of zeros */
+INLINE void pad(const float *x, float *padded, shape s, long n, long h, long w)
+{
+    for (long m = 0; m < n; m++, padded += s.size) {
+        memset(padded, 0, s.size * sizeof(float));
+        for (long r = 0; r < h; r++, x += w * CI) memcpy(padded + (r + PAD) * s.stride + PAD * CI, x, w * CI * sizeof(float));
+    }
+}
+
+#if TILED
+/* What a tile's positions become, for L channels from o on */
+INLINE void pooled_tile(lanes four[STEP][STEP], lanes bias, shape s, spot tile, long o, float *y, uint8_t *chosen)
+{
+    for (long r = 0; r < STEP / 2 && tile.row / 2 + r < s.rows; r++)
+        for (long c = 0; c < STEP / 2 && tile.column / 2 + c < s.columns; c++) {
+            const lanes window[4] = {four[2 * r][2 * c] + bias, four[2 * r][2 * c + 1] + bias, four[2 * r + 1][2 * c] + bias,
+                                     four[2 * r + 1][2 * c + 1] + bias};
+            const long to = ((tile.map * s.rows + tile.row / 2 + r) * s.columns + tile.column / 2 + c) * CO + o;
+            bytes named;
+            *(lanes_at *)(y + to) = greatest(window, &named);
+            memcpy(chosen + to, &named, sizeof named);
+        }
+}
+
+/* padded: n maps of padded_size; chosen: like y; room: room_size */
+void forward(const float *x, const float *weight, const float *bias, float *padded, float *room, float *y, uint8_t *chosen,
+             long n, long h, long w)
 {
     const shape s = shape_of(h, w);
+    const tiling t = tiling_of(n, 2 * s.rows, 2 * s.columns);
+    float *u = room + TAPS * CI * CO, *v = u + PLACES * CI * CO, *m = v + PLACES * APART(CI);
+    pad(x, padded, s, n, h, w);
+    filters_for_inputs(weight, room, u);
+    for (long from = 0; from < t.all; from += TILES) {
+        const long many = t.all - from < TILES ? t.all - from : TILES;
+        enter((map){padded, s.size, h + 2 * PAD, w + 2 * PAD, 0}, t, from, many, v, CI);
+        multiply(v, u, m, many, CI, CO);
+        for (long k = 0; k < many; k++)
+            for (long o = 0; o < CO; o += L) {
+                lanes four[STEP][STEP];
+                leave(m + k * CO + o, APART(CO), four);
+                pooled_tile(four, at(bias + o), s, spot_of(t, from + k), o, y, chosen);
+            }
+    }
+}
+#else
+/* padded: n maps of padded_size; chosen: like y; room: nothing */
+void forward(const float *x, const float *weight, const float *bias, float *padded, float *room, float *y, uint8_t *chosen,
+             long n, long h, long w)
+{
+    const shape s = shape_of(h, w);
+    pad(x, padded, s, n, h, w);
     float packed[BLOCKS][K * ROW][DEPTH], biases[BLOCKS][DEPTH];
     memset(packed, 0, sizeof packed);
     memset(biases, 0, sizeof biases);
@@ -147,9 +205,7 @@ void forward(const float *x, const float *weight, const float *bias, float *padd
         biases[o / DEPTH][o % DEPTH] = bias[o];
         for (int i = 0; i < K * ROW; i++) packed[o / DEPTH][i][o % DEPTH] = weight[o * K * ROW + i];
     }
-    for (long m = 0; m < n; m++, padded += s.size) {
-        memset(padded, 0, s.size * sizeof(float));
-        for (long r = 0; r < h; r++, x += w * CI) memcpy(padded + (r + PAD) * s.stride + PAD * CI, x, w * CI * sizeof(float));
+    for (long m = 0; m < n; m++, padded += s.size)
         for (long r = 0; r < s.rows; r++)
             for (int b = 0; b < BLOCKS; b++) {
                 if (ALONG) {
@@ -166,8 +222,8 @@ void forward(const float *x, const float *weight, const float *bias, float *padd
                 for (; c < s.columns; c++)
                     pooled(from + 2 * c * CI, s.stride, packed[b][0], biases[b], y + to + c * CO, chosen + to + c * CO, left, 1);
             }
-    }
 }
+#endif
 
 INLINE long place(int v, long stride) { return v / PARTS * stride + v % PARTS * SPAN; }
 

@@ -19,10 +19,10 @@ long padded(long length) { return full(length); }
 static void multiply(const float *a, long step_i, long step_k, const float *b, long stride, long depth, float *out, long to,
                      long rows, long all)
 {
-    if (all == 1) product(a, step_i, step_k, b, stride, depth, out, to, rows, all, ACROSS(1));
-    else if (all == 2) product(a, step_i, step_k, b, stride, depth, out, to, rows, all, ACROSS(2));
-    else if (all == 3) product(a, step_i, step_k, b, stride, depth, out, to, rows, all, ACROSS(3));
-    else product(a, step_i, step_k, b, stride, depth, out, to, rows, all, ACROSS(4));
+    if (all == 1) product(a, step_i, step_k, b, stride, depth, out, to, rows, all, ACROSS(1), 0);
+    else if (all == 2) product(a, step_i, step_k, b, stride, depth, out, to, rows, all, ACROSS(2), 0);
+    else if (all == 3) product(a, step_i, step_k, b, stride, depth, out, to, rows, all, ACROSS(3), 0);
+    else product(a, step_i, step_k, b, stride, depth, out, to, rows, all, ACROSS(4), 0);
 }
 
 /* x: n maps, [places][channels], whose features come channel by channel */

@@ -53,7 +53,7 @@ def run(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
 
 def by_hand(conv: nn.Conv2d, x: Tensor) -> tuple[Tensor, Callable[[Tensor, Sequence[bool]], tuple[Tensor | None, ...]]]:
     """What is made of x, and what gives the gradients of x, filters and biases, if each is wanted; without a graph."""
-    kept = _Kept()
+    kept = compiler.Kept()
     assert conv.bias is not None
     y = _ConvPoolRelu.forward(kept, x, conv.weight, conv.bias, conv)
 
@@ -101,12 +101,14 @@ class Held:
         padded, filters = self.library.padded_size(*size), self.library.filter_size()
         sizes = (n, padded), (padded,), (conv.out_channels, filters)
         self._padded, self._room, self._made = (torch.empty(size, dtype=torch.float32) for size in sizes)
+        self._tiles = torch.empty(self.library.room_size(), dtype=torch.float32)
         self._chosen, self._entries = _choices(self.y)
 
     def forward(self, x: int, weight: int, bias: int) -> int:
         """What is made of x; the filters have their channels last."""
         y = self.y.data_ptr()
-        self.library.forward(x, weight, bias, self._padded.data_ptr(), y, self._chosen.data_ptr(), *self.lengths)
+        room = self._tiles.data_ptr()
+        self.library.forward(x, weight, bias, self._padded.data_ptr(), room, y, self._chosen.data_ptr(), *self.lengths)
         return y
 
     def filters(self, dw: int, db: int) -> None:
@@ -129,8 +131,9 @@ def kernel(conv: nn.Module) -> ctypes.CDLL:
 @cache
 def _kernel(inputs: int, outputs: int, size: int, padding: int) -> ctypes.CDLL:
     library = compiler.load(SOURCE, CI=inputs, CO=outputs, K=size, PAD=padding, SLACK=SLACK)
-    library.padded_size.restype = library.filter_size.restype = ctypes.c_long
-    for function, addresses in ((library.forward, 6), (library.filters, 7), (library.inputs, 5)):
+    for length in (library.padded_size, library.filter_size, library.room_size):
+        length.restype = ctypes.c_long
+    for function, addresses in ((library.forward, 7), (library.filters, 7), (library.inputs, 5)):
         function.argtypes = [ctypes.c_void_p] * addresses + [ctypes.c_long] * 3
     library.padded_size.argtypes = [ctypes.c_long] * 2
     return library
@@ -176,16 +179,6 @@ def _choices(y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty(y.numel(), dtype=torch.uint8), torch.empty(y[0, 0].numel(), dtype=torch.int64)
 
 
-class _Kept:
-    """What a step keeps for going back."""
-
-    needs_input_grad: Sequence[bool]
-    saved_tensors: tuple[Tensor, ...]
-
-    def save_for_backward(self, *tensors: Tensor) -> None:
-        self.saved_tensors = tensors
-
-
 class _ConvPoolRelu(torch.autograd.Function):
     """The step and its gradients; there is no second derivative."""
 
@@ -195,8 +188,9 @@ class _ConvPoolRelu(torch.autograd.Function):
         n, _, *size = x.shape
         library, lengths = kernel(conv), (n, *size)
         padded, y = x.new_empty(n, library.padded_size(*size)), _maps(*after(conv, x.shape))
+        room = x.new_empty(library.room_size())
         chosen, _ = _choices(y)
-        library.forward(*map(compiler.address, (x, weight, bias, padded, y, chosen)), *lengths)
+        library.forward(*map(compiler.address, (x, weight, bias, padded, room, y, chosen)), *lengths)
         ctx.library, ctx.lengths, ctx.shape = library, lengths, x.shape
         ctx.save_for_backward(padded, chosen, weight)
         return y

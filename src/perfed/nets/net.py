@@ -22,6 +22,7 @@ from perfed.nets import halfbits
 from perfed.nets.layering import ownership, stages
 from perfed.nets.passes import Chain, Whole, is_random
 from perfed.nets.probe import trial
+from perfed.nets.tiled import Tiles
 
 
 class Net:
@@ -88,18 +89,16 @@ class Net:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The logits."""
-        if self.compiled:
-            return self._run(self._pass.prefix, x, len(self.layers))
-        return self._run(self.module, x)
+        return self._run(self._pass.whole, x)
 
     def features(self, x: Tensor) -> Tensor:
         """What the head receives."""
         return self._run(self._pass.features, x)
 
     def computing(self) -> AbstractContextManager[object]:
-        """Where modules are called one by one: the precision that the network computes in."""
+        """Where modules are called one by one: the precision that the network computes in, or its compiled code."""
         if self.precision is None:
-            return nullcontext()
+            return Tiles() if self._pass.tiled else nullcontext()
         return torch.autocast("cpu", dtype=self.precision, cache_enabled=False)  # a weight may move in between
 
     def compute_in(self, precision: torch.dtype | None) -> None:
@@ -116,7 +115,7 @@ class Net:
 
     @property
     def compiled(self) -> bool:
-        """Whether compiled code computes what it can: small convolutions, networks of them, attention's heads."""
+        """Whether compiled code computes what it can: convolutions, networks of small ones, attention's heads."""
         return self._pass.compiled
 
     @compiled.setter
@@ -125,9 +124,9 @@ class Net:
         if on and not self.compiled:
             raise NetError(
                 "kernels = 'compiled' is for small convolutions (at most 64 output channels and, for 5x5 filters, 64"
-                " input channels) directly followed by ReLU and 2x2 max pooling in the outermost Sequential, and for"
-                " attention on maps of at most 256 positions with 8, 16, ... or 128 channels a head, and this network"
-                " has neither.",
+                " input channels) directly followed by ReLU and 2x2 max pooling in the outermost Sequential, for 3x3"
+                " convolutions with 32, 48, ... or 256 channels, and for attention on maps of at most 256 positions"
+                " with 8, 16, ... or 128 channels a head, and this network has none of them.",
                 "Leave kernels out.",
             )
 
@@ -290,10 +289,11 @@ class Net:
 
     def _run(self, part: Callable[..., Tensor], x: Tensor, *others: int) -> Tensor:
         """What a part of the pass gives, in full precision whatever it was computed in."""
-        if self.precision is None:
+        if self.precision is None and not self._pass.tiled:
             return part(x, *others)
         with self.computing():
-            return part(x, *others).float()
+            found = part(x, *others)
+        return found if self.precision is None else found.float()
 
     def _divisible(self, k: int) -> bool:
         return k in (0, len(self.layers)) or (0 < k < len(self.layers) and self._pass.divisible(k, len(self.body)))

@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from perfed.nets import attending, fused
+from perfed.nets import attending, fused, tiled
 from perfed.nets.attention import CrossAttention
 from perfed.nets.layering import Stages
 from perfed.nets.probe import at_head
@@ -30,18 +30,21 @@ class Chain:
         self.head_path = next(name for name in stages[-1] if module.get_submodule(name).state_dict())
         self.fused: frozenset[str]
         """convolutions that are computed in one with the two modules behind them"""
+        self.tiled: list[nn.Conv2d]
+        """convolutions that are computed by tiles, wherever they are called"""
         self.fuse(False)
 
     @property
     def compiled(self) -> bool:
         """Whether compiled code computes anything here."""
-        return bool(self.fused) or any(part.compiled for part in _attentions(self.module))
+        return bool(self.fused or self.tiled) or any(part.compiled for part in _attentions(self.module))
 
     def fuse(self, on: bool) -> None:
         """Compute by compiled code what can be, or nothing."""
         at = [stage[i : i + 3] for stage in self.stages for i in range(len(stage) - 2)] if on else []
         modules = {names[0]: [self.module.get_submodule(name) for name in names] for names in at}
         self.fused = frozenset(name for name, three in modules.items() if fused.fusible(three))
+        self.tiled = _tileable(self.module, {self.module.get_submodule(name) for name in self.fused}) if on else []
         for part in _attentions(self.module):
             part.compiled = on and attending.takes(*part.size)
 
@@ -49,6 +52,7 @@ class Chain:
         """Compile what is missing: now, and not in the middle of a run."""
         for name in self.fused:
             fused.kernel(self.module.get_submodule(name))
+        _make(self.tiled)
         for part in _attentions(self.module):
             if part.compiled:
                 attending.kernel(*part.size)
@@ -63,6 +67,11 @@ class Chain:
         last = self.stages[-1]
         behind = last[last.index(self.head_path) + 1 :]
         return all(isinstance(self.module.get_submodule(name), nn.Identity) for name in behind)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """The logits."""
+        logits: Tensor = self.prefix(x, len(self.stages)) if self.fused else self.module(x)
+        return logits
 
     def prefix(self, x: Tensor, k: int) -> Tensor:
         """Layers [0, k)."""
@@ -110,20 +119,32 @@ class Whole:
         self.module = module
         self.head_path = head_path
         self.head_is_output = False
-        self.compiled = False
+        self.tiled: list[nn.Conv2d]
         self.fuse(False)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled code computes anything here."""
+        return bool(self.tiled)
+
     def fuse(self, on: bool) -> None:
-        """Compute nothing by compiled code: what follows what is not known here."""
+        """Compute convolutions by tiles, and nothing else by compiled code: what follows what is not known here."""
+        self.tiled = _tileable(self.module) if on else []
         for part in _attentions(self.module):
             part.compiled = False
 
     def ready(self) -> None:
-        """Nothing is missing."""
+        """Compile what is missing."""
+        _make(self.tiled)
 
     def divisible(self, k: int, head: int) -> bool:
         """Whether the pass can be cut before layer k: only before the head."""
         return k == head and self.head_is_output
+
+    def whole(self, x: Tensor) -> Tensor:
+        """The logits."""
+        logits: Tensor = self.module(x)
+        return logits
 
     def prefix(self, x: Tensor, k: int) -> Tensor:
         """All that comes before the head."""
@@ -154,6 +175,16 @@ class Whole:
 
 def _attentions(module: nn.Module) -> list[CrossAttention]:
     return [part for part in module.modules() if isinstance(part, CrossAttention)]
+
+
+def _tileable(module: nn.Module, besides: Container[nn.Module] = ()) -> list[nn.Conv2d]:
+    parts = [part for part in module.modules() if isinstance(part, nn.Conv2d) and part not in besides]
+    return [part for part in parts if tiled.known(part)]
+
+
+def _make(convolutions: Iterable[nn.Conv2d]) -> None:
+    for conv in convolutions:
+        tiled.kernel(conv.in_channels, conv.out_channels, int(conv.padding[0]))
 
 
 def is_random(module: nn.Module) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from perfed.nets import fused
+from perfed.nets import fused, tiled
 from perfed.nets.net import Net
 from perfed.nets.straight import Straight, straight
 
@@ -42,7 +42,7 @@ def written(net: Net, cut: int, trained: Sequence[Tensor]) -> Written | None:
     order = [id(parameter) for parameter in held if parameter.requires_grad]
     if not trained or order != [id(parameter) for parameter in trained] or len({*order}) < len(order):
         return None
-    steps = [step_of(group) for group in groups]
+    steps = [step_of(group, net.compiled) for group in groups]
     if None in steps or any(map(watched, trained)):
         return None
     learns = [any(parameter.requires_grad for module in group for parameter in module.parameters()) for group in groups]
@@ -108,12 +108,12 @@ def slope_of(z: Tensor, y: Tensor) -> Tensor:
     return found
 
 
-def step_of(group: Sequence[nn.Module]) -> Step | None:
+def step_of(group: Sequence[nn.Module], compiled: bool = False) -> Step | None:
     """How a module is computed, or three that are computed as one; None if it is not known here."""
     if len(group) > 1:
         return _fused(group)
     module = group[0]
-    maker = _MAKERS.get(type(module))
+    maker = _tiled if compiled and tiled.known(module) else _MAKERS.get(type(module))
     return maker(module) if maker and fused.is_plain(module, type(module)) else None
 
 
@@ -183,6 +183,28 @@ def _convolution(layer: Any) -> Step | None:
     return step
 
 
+def _tiled(conv: Any) -> Step | None:
+    wanted = conv.weight.requires_grad, conv.bias is not None and conv.bias.requires_grad
+    by_torch = _convolution(conv)
+
+    def step(x: Tensor) -> tuple[Tensor, Back]:
+        assert by_torch
+        if not tiled.takes(x, conv.weight, conv.bias, int(conv.padding[0])):
+            return by_torch(x)
+        y, back = tiled.by_hand(conv, x)
+        return y, _handing_on(back, wanted)
+
+    return step
+
+
+def _handing_on(back: Callable[[Tensor, Sequence[bool]], tuple[Tensor | None, ...]], wanted: Sequence[bool]) -> Back:
+    def both(dy: Tensor, onward: bool) -> Given:
+        dx, *gradients = back(dy, (onward, *wanted))
+        return dx, _chosen(wanted, gradients)
+
+    return both
+
+
 def _pooling(layer: Any) -> Step | None:
     if layer.return_indices:
         return None
@@ -235,12 +257,7 @@ def _fused(group: Sequence[Any]) -> Step | None:
         if not fused.takes(conv, x):
             return by_torch(x)
         y, back = fused.by_hand(conv, x)
-
-        def both(dy: Tensor, onward: bool) -> Given:
-            dx, *gradients = back(dy, (onward, *wanted))
-            return dx, _chosen(wanted, gradients)
-
-        return y, both
+        return y, _handing_on(back, wanted)
 
     return step if all(single) else None
 
