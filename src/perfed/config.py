@@ -62,7 +62,7 @@ class Config(BaseModel):
     )
     kernels: Literal["compiled"] | None = Field(
         None,
-        description="compiled: small convolutions and attention by code made for this processor (default: torch's)",
+        description="compiled: convolutions and attention by code made for this processor (default: torch's)",
     )
     workers: int = Field(1, ge=1, le=1024, description="processes that compute")
     engine: Literal["local", "flower"] = Field("local", description="who computes: this machine, or Flower on Ray")

@@ -11,23 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import perfed
 from perfed import nets
 from perfed.core.fit import set_trainable
 from perfed.errors import ConfigError
 from perfed.methods.pse import divide, extract
-from perfed.nets import compiler, tiled
+from perfed.nets import compiler, fused, tiled
 from perfed.nets.written import written
 
 # channels in and out, padding, samples, height, width: one tile and parts of some, more tiles than are computed at once
 SHAPES = [
-    (32, 32, 1, 2, 4, 4),
+    (32, 32, 1, 2, 8, 8),
     (64, 128, 1, 9, 7, 7),
     (48, 32, 1, 2, 13, 6),
     (32, 80, 0, 3, 9, 14),
     (32, 48, 2, 2, 5, 7),
-    (256, 32, 1, 1, 8, 3),
+    (256, 32, 1, 1, 16, 3),
+    (256, 256, 1, 3, 8, 8),
 ]
 
 
@@ -136,6 +138,8 @@ def other(kind: str) -> tuple[nn.Module, Tensor]:
         "reflect": (nn.Conv2d(32, 32, 3, padding=1, padding_mode="reflect"), x),
         "transposed": (nn.ConvTranspose2d(32, 32, 3), x),
         "small": (layer(32, 32, 1), x[..., :2, :2]),
+        "few tiles": (layer(32, 32, 1), x[..., :4]),
+        "negative": (layer(32, 32, 1), torch._neg_view(x)),
         "double": (layer(32, 32, 1).double(), x.double()),
         "one map": (layer(32, 32, 1), x[0]),
         "none": (layer(32, 32, 1), x[:0]),
@@ -148,14 +152,14 @@ def other(kind: str) -> tuple[nn.Module, Tensor]:
     "kind",
     [
         *("few channels", "few filters", "many channels", "1x1", "5x5", "stride", "dilation", "groups", "same"),
-        *("oblong padding", "transposed", "small", "double", "one map", "none", "one row"),
+        *("oblong padding", "transposed", "small", "few tiles", "negative", "double", "one map", "none", "one row"),
     ],
 )
 def test_anything_else_stays_with_torch(kind: str, counted: list[tuple[int, ...]]) -> None:
     module, x = other(kind)
     assert torch.equal(by_tiles(module, x), module(x))
     assert counted == []
-    assert tiled.known(module) == (kind in ("small", "double", "one map", "none"))
+    assert tiled.known(module) == (kind in ("small", "few tiles", "negative", "double", "one map", "none"))
 
 
 def test_padding_that_is_no_zeros_comes_before_the_convolution(counted: list[tuple[int, ...]]) -> None:
@@ -167,11 +171,13 @@ def test_padding_that_is_no_zeros_comes_before_the_convolution(counted: list[tup
 
 def test_what_torch_refuses_is_refused_with_its_words() -> None:
     conv = layer(32, 32, 1)
-    for x in (torch.randn(2, 48, 8, 8), torch.randn(2, 32, 8, 8).double()):
+    x, short, flat = torch.randn(2, 32, 8, 8), layer(32, 32, 1), layer(32, 32, 1)
+    short.bias, flat.weight = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(32))
+    for module, z in ((conv, torch.randn(2, 48, 8, 8)), (conv, x.double()), (short, x), (flat, x)):
         with pytest.raises(RuntimeError) as expected:
-            conv(x)
+            module(z)
         with pytest.raises(RuntimeError) as found:
-            by_tiles(conv, x)
+            by_tiles(module, z)
         assert str(found.value) == str(expected.value)
 
 
@@ -187,6 +193,51 @@ def test_what_is_not_finite_is_not_hidden(bad: float) -> None:
     y = by_tiles(conv, x)
     for found in gradients(y, torch.full_like(y, bad), x, conv):
         assert not found.isfinite().all()
+
+
+def test_a_bias_may_lie_anywhere(counted: list[tuple[int, ...]]) -> None:
+    conv, x = layer(32, 32, 1), torch.randn(2, 32, 8, 8)
+    conv.bias = nn.Parameter(torch.randn(64)[::2])
+    close(by_tiles(conv, x), conv(x))
+    assert counted
+
+
+def test_autocast_and_transforms_are_left_to_torch(counted: list[tuple[int, ...]]) -> None:
+    conv, x = layer(32, 32, 1).requires_grad_(False), torch.randn(2, 32, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert by_tiles(conv, x).dtype == torch.bfloat16
+    with tiled.Tiles():
+        each = torch.func.vmap(lambda one: conv(one[None])[0])(x)
+    close(each, conv(x))
+    assert counted == []
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_what_is_saved_for_going_back_may_come_in_another_layout(hooked: bool) -> None:
+    conv, x = layer(32, 32, 1), torch.randn(2, 32, 8, 8).contiguous(memory_format=torch.channels_last)
+    x.requires_grad_()
+    theirs = conv(x)
+    if hooked:
+        with torch.autograd.graph.saved_tensors_hooks(lambda z: z.detach().numpy().copy(order="C"), torch.tensor):
+            ours = by_tiles(conv, x)
+    else:
+        conv.weight.requires_grad_()
+        with tiled.Tiles():
+            ours = checkpoint(conv, x, use_reentrant=False)
+    dy = torch.randn_like(theirs)
+    for mine, right in zip(gradients(ours, dy, x, conv), gradients(theirs, dy, x, conv), strict=True):
+        close(mine, right, 2e-5)
+
+
+def test_to_ask_for_compiled_code_changes_no_state() -> None:
+    model = Nested()
+    nn.utils.parametrizations.spectral_norm(model.deep)
+    net = nets.wrap(model, "fc", (1, 8, 8))
+    net.module.train()
+    before = {name: tensor.clone() for name, tensor in net.module.state_dict().items()}
+    net.compiled = True
+    assert net.compiled
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.module.state_dict().items())
 
 
 def test_a_second_derivative_is_refused() -> None:
@@ -206,6 +257,21 @@ def test_only_what_is_asked_for_gets_a_gradient() -> None:
     assert conv.weight.grad is not None
     assert conv.bias is not None
     assert conv.bias.grad is None
+    conv.weight.requires_grad_(False)
+    conv.bias.requires_grad_()
+    by_tiles(conv, x.detach()).sum().backward()
+    assert conv.bias.grad is not None
+    torch.testing.assert_close(conv.bias.grad, torch.full((32,), 128.0))
+
+
+def test_going_back_by_hand_gives_what_is_asked_for() -> None:
+    conv, x = layer(32, 32, 1), torch.randn(2, 32, 8, 8)
+    with torch.no_grad():
+        y, back = tiled.by_hand(conv, x)
+        dx, dw, db = back(y, (False, True, True))
+        assert (dx is None, dw is None, db is None) == (True, False, False)
+        dx, dw, db = back(y, (True, False, False))
+        assert (dx is None, dw is None, db is None) == (False, True, True)
 
 
 class Nested(nn.Module):
@@ -228,8 +294,8 @@ def test_every_kind_of_network_is_computed_so(counted: list[tuple[int, ...]]) ->
     wrapped = nets.wrap(Nested(), "fc", (1, 8, 8))
     for net, x, many in (
         (wrapped, torch.rand(2, 1, 8, 8), 1),
-        (nets.build("resnet18", (1, 16, 16), 10, width=0.5), torch.rand(2, 1, 16, 16), 10),
-        (nets.build("conv3attn", (1, 16, 16), 10), torch.rand(2, 1, 16, 16), 1),
+        (nets.build("resnet18", (1, 16, 16), 10, width=0.5), torch.rand(2, 1, 16, 16), 7),
+        (nets.build("conv3attn", (1, 28, 28), 10), torch.rand(2, 1, 28, 28), 1),
     ):
         net.module.eval()
         plain = net(x)
@@ -240,13 +306,51 @@ def test_every_kind_of_network_is_computed_so(counted: list[tuple[int, ...]]) ->
         counted.clear()
         ours = net(x)
         assert len(counted) == many
-        torch.testing.assert_close(ours, plain, rtol=0, atol=1e-5)
+        close(ours, plain)
         assert torch.equal(net.run_suffix(net.features(x), len(net.body)), ours)
         assert torch.equal(net.clone()(x), ours)
         counted.clear()
         net.width(x, net.cuts[0])
         assert torch.equal(net.plain()(x), plain)
         assert counted == [], "by torch where it is only looked at"
+
+
+class Standardised(nn.Conv2d):
+    """A convolution of a user's own: its filters have no mean."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """With filters that are not the weight."""
+        return F.conv2d(x, self.weight - self.weight.mean((1, 2, 3), keepdim=True), self.bias, 1, 1, 1, 1)
+
+
+def test_only_what_is_torchs_own_is_written_out() -> None:
+    torch.manual_seed(0)
+    own, hooked = Standardised(32, 32, 3, padding=1), layer(32, 32, 1)
+    hooked.register_forward_hook(lambda module, given, y: 2 * y)
+    for conv, known in ((own, False), (hooked, False), (layer(32, 32, 1), True)):
+        model = nn.Sequential(nn.Conv2d(1, 32, 3), conv, nn.Flatten(), nn.Linear(32 * 36, 10))
+        net = nets.wrap(model, "3", (1, 8, 8))
+        net.compiled = True
+        assert bool(written(net, 0, set_trainable(net, net.layers))) == known
+
+
+def test_everything_is_compiled_before_a_run(monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
+    loaded: list[object] = []
+    load = compiler.load
+    monkeypatch.setattr(
+        compiler, "load", lambda source, **sizes: loaded.append((source, sizes)) or load(source, **sizes)
+    )
+    fused._kernel.cache_clear()
+    for net in (nets.wrap(Nested(), "fc", (1, 8, 8)), nets.build("conv3attn", (1, 28, 28), 10)):
+        net.compiled = True
+        net._pass.ready()
+        before = len(loaded)
+        assert before
+        net(torch.rand(2, *net.input_shape))
+        if net.head == "classifier":
+            with net.computing():
+                extract(divide(net)[0], torch.rand(2, *net.input_shape))
+        assert len(loaded) == before
 
 
 def test_hooks_on_such_modules_are_called() -> None:
@@ -260,12 +364,12 @@ def test_hooks_on_such_modules_are_called() -> None:
 
 
 def test_pse_which_calls_modules_one_by_one_has_them_too(counted: list[tuple[int, ...]]) -> None:
-    net = nets.build("conv3attn", (1, 16, 16), 10)
+    net = nets.build("conv3attn", (1, 28, 28), 10)
     net.compiled = True
     extractor, _, _ = divide(net)
     with net.computing():
-        extract(extractor, torch.rand(2, 1, 16, 16))
-    assert (2, 64, 4, 4) in counted
+        extract(extractor, torch.rand(2, 1, 28, 28))
+    assert counted == [(2, 32, 14, 14), (2, 64, 7, 7)]
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -32,13 +32,6 @@ def takes(tokens: int, channels: int) -> bool:
     return channels % 8 == 0 and tokens <= TOKENS and channels <= CHANNELS
 
 
-def single(*tensors: Tensor) -> bool:
-    """Whether all are single floats on a processor, and stay so in products."""
-    return not torch.is_autocast_enabled("cpu") and all(
-        tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors
-    )
-
-
 def attend(
     maps: tuple[Tensor, Tensor], weights: tuple[Tensor, Tensor, Tensor], position: Tensor | None, heads: int
 ) -> Tensor:
@@ -77,9 +70,11 @@ class _Heads(torch.autograd.Function):
         n, tokens, width = made[-1].shape
         channels = width // (4 - len(made))
         widths = [3 * channels] if len(made) == 1 else [channels, 2 * channels]
-        fit = [tuple(z.shape) for z in made] == [(n, tokens, wide) for wide in widths] and single(*made)
+        fit = [tuple(z.shape) for z in made] == [(n, tokens, wide) for wide in widths] and compiler.single(*made)
         fit = fit and channels % heads == 0 and takes(tokens, channels // heads)
-        if not fit or (position is not None and not (position.shape == (tokens, channels) and single(position))):
+        if not fit or (
+            position is not None and not (position.shape == (tokens, channels) and compiler.single(position))
+        ):
             raise ValueError("Queries, keys and values of one shape, as single floats, are what the kernel reads.")
         library = kernel(tokens, channels // heads)
         made = tuple(z.contiguous() for z in made)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from perfed.errors import NetError
-from perfed.nets import attending, fused
+from perfed.nets import attending, compiler, fused
 
 
 class CrossAttention(nn.Module):
@@ -73,7 +73,7 @@ class CrossAttention(nn.Module):
             and placed
             and channels % self.heads == 0
             and attending.takes(*self.size)
-            and attending.single(q_from, kv_from, *self.parameters())
+            and compiler.single(q_from, kv_from, *self.parameters())
             and all(_is_filter(conv, channels) for conv in (self.query, self.key, self.value))
         )
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from perfed.errors import ConfigError
 
-REVISION = 5
+REVISION = 6
 """of the arithmetic of all that is compiled: a run that began with another one is not continued"""
 FLAGS = ("-xc", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 CURE = "Install a C compiler (on Debian: apt-get install gcc) or name one in CC; a new run may leave kernels out."
@@ -48,6 +49,16 @@ def load(source: Path, **constants: int) -> ctypes.CDLL:
 def address(tensor: Tensor) -> ctypes.c_void_p:
     """Where a tensor's numbers begin; the tensor must be held by a name for as long as the address is used."""
     return ctypes.c_void_p(tensor.data_ptr())
+
+
+def single(*tensors: Tensor) -> bool:
+    """Whether all are plain single floats on a processor, as they stand in memory, and products of them stay so."""
+    return not (torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active()) and all(
+        type(tensor) in (Tensor, Parameter)
+        and (tensor.dtype, tensor.device.type, tensor.layout) == (torch.float32, "cpu", torch.strided)
+        and not tensor.is_neg()
+        for tensor in tensors
+    )
 
 
 def once() -> None:
@@ -94,7 +105,8 @@ def _compile(command: list[str], source: Path, library: Path) -> None:
             errors="replace",
         )
         if done.returncode or not made.exists():
-            said = next(iter(done.stderr.strip().splitlines()), f"it ended with {done.returncode} and made nothing")
+            lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode} and made nothing"]
+            said = next((line for line in lines if "error" in line), lines[0])
             raise ConfigError(f"kernels = 'compiled': {command[0]} failed: {said}.", CURE)
         with made.open("rb") as file:
             os.fsync(file.fileno())

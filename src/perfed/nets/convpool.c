@@ -3,10 +3,10 @@
    Maps are channels-last, [n][h][w][channels], filters [CO][K][K][CI]; CI, CO, K and PAD are constants of the
    build, and SLACK, the floats behind a map that its last vectors may read.
    Going back, a gradient reaches one of the four positions that a pooled value was chosen from, and none where ReLU
-   cut it off: only those positions are looked at. Every sum runs in an order of its own that neither the length of the
-   processor's vectors nor the compiler changes, as no two lanes are ever added; only whether the processor multiplies
-   and adds in one step does. What is not looked at makes no NaN: where torch multiplies an infinite input by a gradient of
-   zero, nothing happens here. */
+   cut it off: only those positions are looked at. Every sum runs in an order of its own that the length of the processor's
+   vectors does not change, as no two lanes are ever added; only whether the processor multiplies and adds in one step
+   does. What is not looked at makes no NaN: where torch multiplies an infinite input by a gradient of zero, nothing
+   happens here. */
 #include <stdint.h>
 #include <string.h>
 
@@ -30,18 +30,20 @@
 #define TILED ((K == 3 || K == 5) && CI % 16 == 0 && CO % 16 == 0) /* going forward */
 #define DEAD 4                                        /* cut off by ReLU */
 
+#if TILED
+#define L LANES
+#include "product.h"
+#include "winograd.h"
+#else
+#define ROOM 0
 typedef float lanes __attribute__((vector_size(LANES * 4)));
 typedef float lanes_at __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+#endif
 typedef int32_t choice __attribute__((vector_size(LANES * 4)));
 typedef uint8_t bytes __attribute__((vector_size(LANES)));
 typedef float span __attribute__((vector_size(SPAN * 4)));
 typedef float span_at __attribute__((vector_size(SPAN * 4), aligned(4), may_alias));
 typedef struct { int32_t at; float g; } entry;
-#if TILED
-#define L LANES
-#include "product.h"
-#include "winograd.h"
-#endif
 typedef struct { long stride, size, rows, columns; } shape; /* of a padded map, and of what is pooled from it */
 
 INLINE shape shape_of(long h, long w)
@@ -52,11 +54,7 @@ INLINE shape shape_of(long h, long w)
 
 long padded_size(long h, long w) { return shape_of(h, w).size; }
 long filter_size(void) { return FILTER * SPAN; } /* with full vectors */
-#if TILED
-long room_size(void) { return TAPS * CI * CO + PLACES * (CI * CO + APART(CI) + APART(CO)); } /* what going forward needs */
-#else
-long room_size(void) { return 0; }
-#endif
+long room_size(void) { return ROOM; }            /* what going forward needs */
 
 /* The greatest of four, cut off by ReLU, and which one it is */
 INLINE lanes greatest(const lanes *four, bytes *named)
@@ -170,34 +168,41 @@ INLINE void pooled_tile(lanes four[STEP][STEP], lanes bias, shape s, spot tile, 
         }
 }
 
-/* padded: n maps of padded_size; chosen: like y; room: room_size */
-void forward(const float *x, const float *weight, const float *bias, float *padded, float *room, float *y, uint8_t *chosen,
-             long n, long h, long w)
+INLINE void by_tiles(const float *padded, const float *weight, const float *bias, float *room, float *y, uint8_t *chosen,
+                     long n, long h, long w)
 {
     const shape s = shape_of(h, w);
     const tiling t = tiling_of(n, 2 * s.rows, 2 * s.columns);
     float *u = room + TAPS * CI * CO, *v = u + PLACES * CI * CO, *m = v + PLACES * APART(CI);
-    pad(x, padded, s, n, h, w);
     filters_for_inputs(weight, room, u);
     for (long from = 0; from < t.all; from += TILES) {
         const long many = t.all - from < TILES ? t.all - from : TILES;
         enter((map){padded, s.size, h + 2 * PAD, w + 2 * PAD, 0}, t, from, many, v, CI);
         multiply(v, u, m, many, CI, CO);
-        for (long k = 0; k < many; k++)
+        for (long k = 0; k < many; k++) {
+            const spot tile = spot_of(t, from + k);
             for (long o = 0; o < CO; o += L) {
                 lanes four[STEP][STEP];
                 leave(m + k * CO + o, APART(CO), four);
-                pooled_tile(four, at(bias + o), s, spot_of(t, from + k), o, y, chosen);
+                pooled_tile(four, at(bias + o), s, tile, o, y, chosen);
             }
+        }
     }
 }
-#else
-/* padded: n maps of padded_size; chosen: like y; room: nothing */
+#endif
+
+/* padded: n maps of padded_size; chosen: like y; room: room_size */
 void forward(const float *x, const float *weight, const float *bias, float *padded, float *room, float *y, uint8_t *chosen,
              long n, long h, long w)
 {
     const shape s = shape_of(h, w);
     pad(x, padded, s, n, h, w);
+#if TILED
+    if (worth(2 * s.rows, 2 * s.columns)) {
+        by_tiles(padded, weight, bias, room, y, chosen, n, h, w);
+        return;
+    }
+#endif
     float packed[BLOCKS][K * ROW][DEPTH], biases[BLOCKS][DEPTH];
     memset(packed, 0, sizeof packed);
     memset(biases, 0, sizeof biases);
@@ -223,7 +228,6 @@ void forward(const float *x, const float *weight, const float *bias, float *padd
                     pooled(from + 2 * c * CI, s.stride, packed[b][0], biases[b], y + to + c * CO, chosen + to + c * CO, left, 1);
             }
 }
-#endif
 
 INLINE long place(int v, long stride) { return v / PARTS * stride + v % PARTS * SPAN; }
 

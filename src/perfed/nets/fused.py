@@ -5,8 +5,8 @@
 torch runs the three one after another, with kernels made for many channels; where there are few, as in LeNet-5, most of
 a step goes there. Going back, it computes every position, of which pooling has chosen one in four. Sums run in another
 order than torch's, so this is a numeric mode of its own: equal to torch's to 1e-5, not to the bit. Any other step of a
-network stays torch's, but for attention (`perfed.nets.attending`) and networks that are small as a whole
-(`perfed.nets.straight`).
+network stays torch's, but for wider convolutions (`perfed.nets.tiled`), attention (`perfed.nets.attending`) and
+networks that are small as a whole (`perfed.nets.straight`).
 """
 
 from __future__ import annotations
@@ -67,10 +67,8 @@ def by_hand(conv: nn.Conv2d, x: Tensor) -> tuple[Tensor, Callable[[Tensor, Seque
 
 def takes(conv: nn.Conv2d, x: Tensor) -> bool:
     """Whether these are maps of the convolution's, as single floats, of which something is left after pooling."""
-    tensors = (x, conv.weight, conv.bias)
-    if any(tensor.dtype != torch.float32 or tensor.device.type != "cpu" for tensor in tensors if tensor is not None):
-        return False
-    return passes(conv, x.shape)
+    assert conv.bias is not None
+    return compiler.single(x, conv.weight, conv.bias) and passes(conv, x.shape)
 
 
 def passes(conv: nn.Conv2d, shape: Sequence[int]) -> bool:
@@ -199,7 +197,7 @@ class _ConvPoolRelu(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         compiler.once()
         padded, chosen, weight = ctx.saved_tensors
-        dy = dy.contiguous(memory_format=LAST)
+        dy, weight = dy.contiguous(memory_format=LAST), weight.contiguous(memory_format=LAST)
         dx = dw = db = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dw, db = torch.empty_like(weight), weight.new_empty(len(weight))

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -44,12 +44,12 @@ class Chain:
         at = [stage[i : i + 3] for stage in self.stages for i in range(len(stage) - 2)] if on else []
         modules = {names[0]: [self.module.get_submodule(name) for name in names] for names in at}
         self.fused = frozenset(name for name, three in modules.items() if fused.fusible(three))
-        self.tiled = _tileable(self.module, {self.module.get_submodule(name) for name in self.fused}) if on else []
+        self.tiled = _tileable(self.module) if on else []  # fused ones too: a method may call them by themselves
         for part in _attentions(self.module):
             part.compiled = on and attending.takes(*part.size)
 
     def ready(self) -> None:
-        """Compile what is missing: now, and not in the middle of a run."""
+        """Compile what modules need: now, and not in the middle of a run."""
         for name in self.fused:
             fused.kernel(self.module.get_submodule(name))
         _make(self.tiled)
@@ -177,9 +177,8 @@ def _attentions(module: nn.Module) -> list[CrossAttention]:
     return [part for part in module.modules() if isinstance(part, CrossAttention)]
 
 
-def _tileable(module: nn.Module, besides: Container[nn.Module] = ()) -> list[nn.Conv2d]:
-    parts = [part for part in module.modules() if isinstance(part, nn.Conv2d) and part not in besides]
-    return [part for part in parts if tiled.known(part)]
+def _tileable(module: nn.Module) -> list[nn.Conv2d]:
+    return [part for part in module.modules() if isinstance(part, nn.Conv2d) and tiled.known(part)]
 
 
 def _make(convolutions: Iterable[nn.Conv2d]) -> None:

@@ -13,25 +13,26 @@
 
 INLINE void spread(const lanes *y, lanes *m) /* A y */
 {
-    const lanes even = y[0] + y[2], odd = y[1] + y[3], far = y[0] + y[2] * 4.0f, wide = y[1] * 2.0f + y[3] * 8.0f;
+    const lanes near = y[0] + y[2] * 0.5f, far = y[0] + y[2] * 2.0f;
+    const lanes next = (y[1] + y[3] * 0.5f) * R_2, last = (y[1] * 2.0f + y[3] * 4.0f) * R_2;
     m[0] = y[0];
-    m[1] = even + odd;
-    m[2] = even - odd;
-    m[3] = far + wide;
-    m[4] = far - wide;
+    m[1] = near + next;
+    m[2] = near - next;
+    m[3] = far + last;
+    m[4] = far - last;
     m[5] = y[3];
 }
 
 INLINE void filter_three(const lanes *s, lanes *g) /* G^T s */
 {
-    const lanes near = (s[1] + s[2]) * (-1.0f / 6), far = s[3] + s[4];
-    g[0] = s[0] * 0.25f + (near + far * (1.0f / 24));
-    g[1] = (s[2] - s[1]) * (1.0f / 6) + (s[3] - s[4]) * (1.0f / 12);
-    g[2] = near + far * (1.0f / 6) + s[5];
+    const lanes near = s[1] + s[2], far = s[3] + s[4];
+    g[0] = s[0] + (far - near * 4.0f) * (1.0f / 6);
+    g[1] = ((s[2] - s[1]) * 2.0f + (s[3] - s[4])) * (R_2 / 3);
+    g[2] = s[5] + (far - near) * (1.0f / 3);
 }
 
 /* What room the functions below need */
-long room_size(void) { return TAPS * CI * CO + PLACES * (CI * CO + APART(CI) + APART(CO)); }
+long room_size(void) { return ROOM; }
 
 /* Convolves maps of `in` channels, whose filters stand at their places, and adds biases, if there are any */
 INLINE void convolved(map x, const float *u, const float *bias, float *room, float *y, long n, long height, long width,

@@ -3,9 +3,10 @@
     Y = A^T [ (G g G^T) * (B^T d B) ] A    for every tile of 4x4 positions
 
 S. Winograd, Arithmetic complexity of computations, SIAM 1980; as A. Lavin, S. Gray, Fast algorithms for convolutional
-neural networks, CVPR 2016. torch's kernels for processors go by the definition. Wherever a network's modules call torch
-for such a convolution, `Tiles` answers instead; modules, hooks and parameters stay as they are. Sums are others than
-torch's: equal to 1e-5 of the largest value, not to the bit.
+neural networks, CVPR 2016. torch's kernels for processors go by the definition. Where an `nn.Conv2d` that is known here
+calls torch, `Tiles` answers instead; modules, hooks and parameters stay as they are. Sums are others than torch's, and
+rounded more: equal to 1e-5 of the largest value, not to the bit. So what is exactly zero by the definition, as where
+all inputs are zero and there is no bias, may be a millionth here.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ LANES = 16
 """Channels come in so many."""
 LEAST, MOST = 32, 256
 """The channels for which it is worth while."""
+FEW = 4
+"""Fewer tiles of a map are not worth what the filters' transformation costs."""
 GAIN = 1.5
 """By how much the products must become fewer; parts of tiles behind a map's edge are computed for nothing."""
 LAST = torch.channels_last
@@ -39,21 +42,23 @@ def known(module: nn.Module) -> bool:
     return (
         isinstance(module, nn.Conv2d)
         and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-        and _known(module.weight, (module.stride, module.padding, module.dilation), module.groups)
+        and module.kernel_size == (3, 3)
+        and _usual(module.stride, module.padding, module.dilation, module.groups)
+        and _many(module.in_channels, module.out_channels)
     )
 
 
 def takes(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> bool:
-    """Whether these are maps of such a convolution, as single floats, of a size for which tiles are worth while."""
-    tensors = (x, weight) if bias is None else (x, weight, bias)
-    if any(tensor.dtype != torch.float32 or tensor.device.type != "cpu" for tensor in tensors):
+    """Whether these are maps and filters of such a convolution, as single floats, and tiles worth while for them."""
+    if not compiler.single(x, weight, *(() if bias is None else (bias,))):
         return False
-    if x.dim() != 4 or x.shape[1] != weight.shape[1] or not len(x) or (bias is not None and bias.dim() != 1):
+    if x.dim() != 4 or not len(x) or weight.dim() != 4 or weight.shape[2:] != (3, 3) or not _many(*weight.shape[:2]):
+        return False
+    if x.shape[1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         return False
     height, width = (length + 2 * padding - 2 for length in x.shape[2:])
     tiles = -(-height // STEP) * -(-width // STEP)
-    return min(height, width) > 0 and height * width * TAPS >= GAIN * tiles * TILE * TILE
+    return min(height, width) > 0 and tiles >= FEW and height * width * TAPS >= GAIN * tiles * TILE * TILE
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
@@ -82,7 +87,7 @@ class Tiles(TorchFunctionMode):
         """Answer in torch's place, or let it answer."""
         if func is F.conv2d and len(args) == 7 and not kwargs:  # as nn.Conv2d calls it
             x, weight, bias, stride, padding, dilation, groups = args
-            if _known(weight, (stride, padding, dilation), groups) and takes(x, weight, bias, padding[0]):
+            if _usual(stride, padding, dilation, groups) and takes(x, weight, bias, padding[0]):
                 return convolve(x, weight, bias, padding[0])
         return func(*args, **kwargs or {})
 
@@ -97,16 +102,14 @@ def kernel(inputs: int, outputs: int, padding: int) -> ctypes.CDLL:
     return library
 
 
-def _known(weight: Tensor, ways: tuple[Any, Any, Any], groups: int) -> bool:
-    """Whether these are 3x3 filters that go over all positions, for as many channels as it is worth while."""
-    stride, padding, dilation = ways
-    outputs, inputs = weight.shape[:2]
-    return (
-        weight.shape[2:] == (3, 3)
-        and (stride, dilation, groups) == ((1, 1), (1, 1), 1)
-        and padding in ((0, 0), (1, 1), (2, 2))
-        and all(LEAST <= channels <= MOST and channels % LANES == 0 for channels in (inputs, outputs))
-    )
+def _usual(stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
+    """Whether filters go over all positions."""
+    return (stride, dilation, groups) == ((1, 1), (1, 1), 1) and padding in ((0, 0), (1, 1), (2, 2))
+
+
+def _many(*channels: int) -> bool:
+    """Whether these are as many channels as it is worth while for."""
+    return all(LEAST <= number <= MOST and number % LANES == 0 for number in channels)
 
 
 def _maps(*shape: int) -> Tensor:
@@ -132,8 +135,9 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         compiler.once()
-        x, weight = ctx.saved_tensors
-        dy, dx, dw, db = dy.contiguous(memory_format=LAST), None, None, None
+        # whatever saved them for autograd, or computed them again, may have laid them out anew
+        x, weight, dy = (tensor.contiguous(memory_format=LAST) for tensor in (*ctx.saved_tensors, dy))
+        dx = dw = db = None
         room = torch.empty(ctx.library.room_size(), dtype=torch.float32)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dw, db = torch.empty_like(weight), weight.new_empty(len(weight)) if ctx.biased else None

@@ -2,56 +2,60 @@
 
      Y = A^T [ (G g G^T) * (B^T d B) ] A
 
-   (A. Lavin, S. Gray, Fast algorithms for convolutional neural networks, CVPR 2016; points 0, 1, -1, 2, -2.) d is a tile of
-   6x6 positions, Y the convolution at STEP x STEP of them. What stands at one of the 36 places of all tiles is one product
-   of matrices, [tiles][channels] with [channels][channels]. After vectors.h, L, product.h, K, CI and CO; channels are
-   multiples of 16. */
+   (A. Lavin, S. Gray, Fast algorithms for convolutional neural networks, CVPR 2016.) d is a tile of 6x6 positions, Y the
+   convolution at STEP x STEP of them. The points are 0, 1/R, -1/R, R, -R for R the root of 2, and infinity: no power of
+   theirs is far from 1, so less is lost in rounding than with whole numbers. What stands at one of the 36 places of all
+   tiles is one product of matrices, [tiles][channels] with [channels][channels]. After vectors.h, L, product.h, K, CI and
+   CO; channels are multiples of 16. */
 #define TILE 6
 #define STEP (TILE + 1 - K)
 #define TAPS (K * K)
 #define PLACES (TILE * TILE)
+#define FEW 4                                       /* fewer tiles of a map are not worth what the filters' places cost */
 #define TILES 24                                    /* at a time, so that they stay near */
 #define APART(channels) (TILES * (channels) + 16)   /* from place to place: no power of two, or they would share lines of the cache */
+#define ROOM (TAPS * CI * CO + PLACES * (CI * CO + APART(CI) + APART(CO)))
+#define R_2 0.70710678118654752f                    /* R / 2, which is 1 / R */
 
 typedef struct { const float *at; long apart, height, width, pad; } map; /* maps so far apart, padded by zeros that are not there */
 
 INLINE void into_six(const lanes *d, lanes *t) /* B^T d */
 {
-    const lanes a = d[4] - d[2] * 4.0f, b = d[3] - d[1] * 4.0f, c = d[4] - d[2], e = (d[3] - d[1]) * 2.0f;
-    t[0] = (d[0] - d[2]) * 4.0f + c;
+    const lanes a = d[4] - d[2] * 2.0f, b = (d[3] - d[1] * 2.0f) * R_2, c = d[4] - d[2] * 0.5f, e = (d[3] * 2.0f - d[1]) * R_2;
+    t[0] = (d[0] + d[4]) - d[2] * 2.5f;
     t[1] = a + b;
     t[2] = a - b;
     t[3] = c + e;
     t[4] = c - e;
-    t[5] = (d[1] - d[3]) * 4.0f + (d[5] - d[3]);
+    t[5] = (d[1] + d[5]) - d[3] * 2.5f;
 }
 
 INLINE void from_six(const lanes *m, lanes *y) /* A^T m */
 {
     const lanes s = m[1] + m[2], d = m[1] - m[2], p = m[3] + m[4], q = m[3] - m[4];
     y[0] = m[0] + s + p;
-    y[1] = d + q * 2.0f;
+    y[1] = (d + q * 2.0f) * R_2;
     if (STEP == 4) {
-        y[2] = s + p * 4.0f;
-        y[3] = d + q * 8.0f;
+        y[2] = s * 0.5f + p * 2.0f;
+        y[3] = (d * 0.5f + q * 4.0f) * R_2;
     }
     y[STEP - 1] += m[5];
 }
 
 INLINE void filter_six(const lanes *g, lanes *u) /* G g */
 {
-    lanes even = g[0] + g[2], odd = g[1], near = g[0] * (1.0f / 24) + g[2] * (1.0f / 6), far = g[1] * (1.0f / 12);
+    lanes near = g[0] + g[2] * 0.5f, far = g[0] + g[2] * 2.0f, next = g[1], last = g[1] * 2.0f;
     if (K == 5) {
-        even += g[4];
-        odd += g[3];
-        near += g[4] * (2.0f / 3);
-        far += g[3] * (1.0f / 3);
+        near += g[4] * 0.25f;
+        far += g[4] * 4.0f;
+        next += g[3] * 0.5f;
+        last += g[3] * 4.0f;
     }
-    u[0] = g[0] * 0.25f;
-    u[1] = even * (-1.0f / 6) - odd * (1.0f / 6);
-    u[2] = even * (-1.0f / 6) + odd * (1.0f / 6);
-    u[3] = near + far;
-    u[4] = near - far;
+    u[0] = g[0];
+    u[1] = (near + next * R_2) * (-2.0f / 3);
+    u[2] = (near - next * R_2) * (-2.0f / 3);
+    u[3] = (far + last * R_2) * (1.0f / 6);
+    u[4] = (far - last * R_2) * (1.0f / 6);
     u[5] = g[K - 1];
 }
 
@@ -88,6 +92,13 @@ INLINE tiling tiling_of(long n, long height, long width)
 {
     const long down = (height + STEP - 1) / STEP, across = (width + STEP - 1) / STEP;
     return (tiling){across, down, n * down * across};
+}
+
+/* Whether tiles are few products more than the positions need; it does not depend on how many maps there are */
+INLINE int worth(long height, long width)
+{
+    const long tiles = tiling_of(1, height, width).all;
+    return tiles >= FEW && 2 * height * width * TAPS >= 3 * tiles * PLACES;
 }
 
 typedef struct { long map, row, column; } spot; /* where a tile's positions begin */

@@ -113,7 +113,9 @@ def step_of(group: Sequence[nn.Module], compiled: bool = False) -> Step | None:
     if len(group) > 1:
         return _fused(group)
     module = group[0]
-    maker = _tiled if compiled and tiled.known(module) else _MAKERS.get(type(module))
+    maker = _MAKERS.get(type(module))
+    if compiled and maker is _convolution and tiled.known(module):
+        maker = _tiled
     return maker(module) if maker and fused.is_plain(module, type(module)) else None
 
 
