@@ -120,7 +120,7 @@ def result_seconds(result: Result | None) -> float:
 
 def _finished(job: Job, result: Result) -> None:
     job.result, job.rounds, job.doing = result, job.config.rounds, "done"
-    job.accuracy = result.metrics.get("local.mean")
+    job.accuracy = result.metrics.get("local.last")  # of the last rounds, if the run has several that count
     result.prepared = None  # memory must not grow with the grid
 
 

@@ -216,6 +216,16 @@ def test_progress_tells_of_updates_that_are_refused(
     assert again.refused == jobs[0].refused, "those of an earlier call too"
 
 
+def test_progress_ends_with_the_accuracy_of_the_rounds_that_count(plan: Plan, tmp_path: Path) -> None:
+    job = plan.job(Cell("", "local"), 0)
+    job.config = job.config.changed(last_k=3, eval_every=1)
+    grid.run([job])
+    assert job.result is not None
+    each = [entry["local.mean"] for entry in job.result.history]
+    assert job.accuracy == pytest.approx(sum(each) / 3)
+    assert job.accuracy != each[-1]
+
+
 def test_a_run_that_fails_beside_others_is_named(plan: Plan) -> None:
     job = plan.job(Cell("", "local"), 0)
     rundir.claim(job.place, job.config.toml().replace("classes:2", "classes:99"))
