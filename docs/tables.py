@@ -156,15 +156,15 @@ def kernels(found: dict[str, Any]) -> str:
     return "\n".join(text) + f"\n\n{made} `python benchmarks/kernels.py`; results/kernels.json."
 
 
-def _steps(found: dict[str, Any], mode: str, off: Callable[[float], str]) -> str:
+def _steps(found: dict[str, Any], mode: str, heads: str, off: Callable[[dict[str, Any]], str]) -> str:
     """A training step of networks as torch does it and in a mode."""
-    text = [f"| network | input | batch | ms of a step, float32 | {mode} | | gradient off by |"]
-    text += ["|---|---|---:|---:|---:|---:|---:|"]
+    text = [f"| network | input | batch | ms of a step, float32 | {mode} | | {heads} |"]
+    text += ["|---|---|---:|---:|---:|---:|" + "---:|" * (heads.count("|") + 1)]
     for one in found["steps"]:
         plain, ms = one["ms"]["float32"], one["ms"][mode]
-        size, error = " x ".join(map(str, one["input"])), off(one["gradient_error"])
+        size = " x ".join(map(str, one["input"]))
         times = f"{plain:.2f} | {ms:.2f} | {plain / ms:.2f} x"
-        text.append(f"| `{one['net']}` | {size} | {one['batch']} | {times} | {error} |")
+        text.append(f"| `{one['net']}` | {size} | {one['batch']} | {times} | {off(one)} |")
     known = ", which has bfloat16" if found["bfloat16"] else ", which has no bfloat16"
     machine = f"{found['machine']}{known if mode == 'bfloat16' else ''}"
     made = f"CPU time on one core of {machine}; torch {found['versions']['torch']}. Made by"
@@ -173,12 +173,18 @@ def _steps(found: dict[str, Any], mode: str, off: Callable[[float], str]) -> str
 
 def precision(found: dict[str, Any]) -> str:
     """What fewer bits are worth."""
-    return _steps(found, "bfloat16", lambda error: f"{100 * error:.1f} %") + "; results/precision.json."
+    table = _steps(found, "bfloat16", "gradient off by", lambda one: f"{100 * one['gradient_error']:.1f} %")
+    return table + "; results/precision.json."
 
 
 def compiled(found: dict[str, Any]) -> str:
     """What compiled kernels are worth."""
-    return _steps(found, "compiled", lambda error: f"{error:.0e}") + "; results/compiled.json."
+    heads = "gradient off from float64's, float32 | compiled"
+
+    def errors(one: dict[str, Any]) -> str:
+        return " | ".join(f"{one['from_float64'][kind]:.0e}" for kind in ("float32", "compiled"))
+
+    return _steps(found, "compiled", heads, errors) + "; results/compiled.json."
 
 
 def killed(found: dict[str, Any]) -> str:

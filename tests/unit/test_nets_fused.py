@@ -264,6 +264,37 @@ def test_in_another_default_precision(anew: None) -> None:
 SMALL = {"CI": 1, "CO": 2, "K": 3, "PAD": 0, "SLACK": fused.SLACK}
 
 
+@pytest.mark.parametrize("tiles", [(32, 64, 3, 1, 8, 8), (16, 16, 5, 2, 4, 4), (64, 64, 5, 0, 8, 9)])
+@pytest.mark.parametrize(
+    "none", [(32, 64, 3, 1, 4, 4), (16, 16, 5, 2, 2, 3), (32, 40, 3, 1, 8, 8), (6, 16, 5, 0, 14, 14)]
+)
+def test_tiles_are_for_many_channels_and_maps_that_are_not_small(tiles: tuple[int, ...], none: tuple[int, ...]) -> None:
+    for (inputs, outputs, size, padding, *maps), some in ((tiles, True), (none, False)):
+        room = fused.kernel(layer(inputs, outputs, size, padding)).room_size(*maps)
+        assert bool(room) == some
+
+
+def test_the_error_that_a_compiler_names_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    header = tmp_path / "vectors.h"
+    header.write_text("int wrong(;\n")
+    source = tmp_path / "some.c"
+    source.write_text('#include "vectors.h"\n')
+    with pytest.raises(ConfigError, match=r"failed: .*vectors\.h:1:.* error: "):
+        compiler.load(source)
+    source.write_text("int fine(void) { return 0; }\n")
+    monkeypatch.setenv("CC", f"{compiler.compiler({})[0]} -lno-such-library")
+    with pytest.raises(ConfigError, match=r"no-such-library"):
+        compiler.load(source)
+
+
+def test_autocast_is_left_to_torch() -> None:
+    conv, x = layer(3, 6, 5, 0), torch.randn(2, 3, 32, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert quickly(conv, x).dtype == torch.bfloat16
+    assert torch.equal(quickly(conv, torch._neg_view(x)), plainly(conv, torch._neg_view(x)))
+
+
 def test_a_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiler.load(fused.SOURCE, **SMALL)

@@ -408,3 +408,15 @@ def touch_all() -> None:
 
 if __name__ == "__main__":
     touch_all()
+
+
+def test_autocast_is_left_to_torch() -> None:
+    net = lenet((1, 28, 28))
+    short = written(net, 0, set_trainable(net, net.layers))
+    assert short is not None
+    assert short.quick is not None
+    x, y = torch.rand(4, 1, 28, 28).contiguous(memory_format=torch.channels_last), torch.arange(4)
+    assert short.quick.takes(x, y)
+    assert not short.quick.takes(torch._neg_view(x), y)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not short.quick.takes(x, y)

@@ -92,7 +92,7 @@ class _Heads(torch.autograd.Function):
         compiler.once()
         weights, *made = ctx.saved_tensors
         position = made.pop() if ctx.positioned else None
-        d_o, found = d_o.contiguous(), [torch.empty_like(z) for z in made]
+        d_o, found = d_o.resolve_neg().contiguous(), [torch.empty_like(z) for z in made]
         q, k, v = _parts(made)
         dq, dk, dv = _parts(found)
         ctx.library.backward(*map(_address, (d_o, q, k, v, position, weights, dq, dk, dv)), *ctx.sizes)

@@ -106,7 +106,7 @@ def _compile(command: list[str], source: Path, library: Path) -> None:
         )
         if done.returncode or not made.exists():
             lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode} and made nothing"]
-            said = next((line for line in lines if "error" in line), lines[0])
+            said = next((line for line in lines if "error: " in line and not line.startswith("collect2")), lines[0])
             raise ConfigError(f"kernels = 'compiled': {command[0]} failed: {said}.", CURE)
         with made.open("rb") as file:
             os.fsync(file.fileno())

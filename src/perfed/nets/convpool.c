@@ -35,7 +35,6 @@
 #include "product.h"
 #include "winograd.h"
 #else
-#define ROOM 0
 typedef float lanes __attribute__((vector_size(LANES * 4)));
 typedef float lanes_at __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 #endif
@@ -54,7 +53,14 @@ INLINE shape shape_of(long h, long w)
 
 long padded_size(long h, long w) { return shape_of(h, w).size; }
 long filter_size(void) { return FILTER * SPAN; } /* with full vectors */
-long room_size(void) { return ROOM; }            /* what going forward needs */
+long room_size(long h, long w) /* what going forward needs: nothing where there are no tiles */
+{
+#if TILED
+    const shape s = shape_of(h, w);
+    if (worth(2 * s.rows, 2 * s.columns)) return ROOM;
+#endif
+    return 0;
+}
 
 /* The greatest of four, cut off by ReLU, and which one it is */
 INLINE lanes greatest(const lanes *four, bytes *named)
@@ -198,7 +204,7 @@ void forward(const float *x, const float *weight, const float *bias, float *padd
     const shape s = shape_of(h, w);
     pad(x, padded, s, n, h, w);
 #if TILED
-    if (worth(2 * s.rows, 2 * s.columns)) {
+    if (room_size(h, w)) {
         by_tiles(padded, weight, bias, room, y, chosen, n, h, w);
         return;
     }

@@ -99,7 +99,7 @@ class Held:
         padded, filters = self.library.padded_size(*size), self.library.filter_size()
         sizes = (n, padded), (padded,), (conv.out_channels, filters)
         self._padded, self._room, self._made = (torch.empty(size, dtype=torch.float32) for size in sizes)
-        self._tiles = torch.empty(self.library.room_size(), dtype=torch.float32)
+        self._tiles = torch.empty(self.library.room_size(*size), dtype=torch.float32)
         self._chosen, self._entries = _choices(self.y)
 
     def forward(self, x: int, weight: int, bias: int) -> int:
@@ -133,13 +133,14 @@ def _kernel(inputs: int, outputs: int, size: int, padding: int) -> ctypes.CDLL:
         length.restype = ctypes.c_long
     for function, addresses in ((library.forward, 7), (library.filters, 7), (library.inputs, 5)):
         function.argtypes = [ctypes.c_void_p] * addresses + [ctypes.c_long] * 3
-    library.padded_size.argtypes = [ctypes.c_long] * 2
+    library.padded_size.argtypes = library.room_size.argtypes = [ctypes.c_long] * 2
     return library
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a module is of this kind, nothing is hooked to it, and its forward pass is its class's."""
-    return type(module) is kind and not _hooked(module) and "forward" not in vars(module)
+    own = {"forward", "_conv_forward"} & vars(module).keys()
+    return type(module) is kind and not _hooked(module) and not own
 
 
 def _hooked(module: nn.Module) -> bool:
@@ -186,7 +187,7 @@ class _ConvPoolRelu(torch.autograd.Function):
         n, _, *size = x.shape
         library, lengths = kernel(conv), (n, *size)
         padded, y = x.new_empty(n, library.padded_size(*size)), _maps(*after(conv, x.shape))
-        room = x.new_empty(library.room_size())
+        room = x.new_empty(library.room_size(*size))
         chosen, _ = _choices(y)
         library.forward(*map(compiler.address, (x, weight, bias, padded, room, y, chosen)), *lengths)
         ctx.library, ctx.lengths, ctx.shape = library, lengths, x.shape
@@ -197,7 +198,7 @@ class _ConvPoolRelu(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         compiler.once()
         padded, chosen, weight = ctx.saved_tensors
-        dy, weight = dy.contiguous(memory_format=LAST), weight.contiguous(memory_format=LAST)
+        dy, weight = dy.resolve_neg().contiguous(memory_format=LAST), weight.contiguous(memory_format=LAST)
         dx = dw = db = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dw, db = torch.empty_like(weight), weight.new_empty(len(weight))

@@ -125,8 +125,8 @@ class Net:
             raise NetError(
                 "kernels = 'compiled' is for small convolutions (at most 64 output channels and, for 5x5 filters, 64"
                 " input channels) directly followed by ReLU and 2x2 max pooling in the outermost Sequential, for 3x3"
-                " convolutions with 32, 48, ... or 256 channels in and out, stride 1, no groups and a padding of 0, 1"
-                " or 2 (in numbers), and for attention on maps of at most 256 positions"
+                " convolutions with 32, 48, ... or 256 channels in and out, stride and dilation 1, no groups and a"
+                " padding by 0, 1 or 2 zeros, and for attention on maps of at most 256 positions"
                 " with 8, 16, ... or 128 channels a head, and this network has none of them.",
                 "Leave kernels out.",
             )

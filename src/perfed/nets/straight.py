@@ -121,7 +121,7 @@ class Straight:
             if not same or not all(layer.fits for layer in self.layers):
                 return False
             self._lying = now
-        if x.dtype != torch.float32 or x.device.type != "cpu":
+        if not compiler.single(x):
             return False
         if y.dtype != torch.int64 or y.shape != x.shape[:1] or not y.is_contiguous() or y.device.type != "cpu":
             return False

@@ -31,8 +31,8 @@ LEAST, MOST = 32, 256
 """The channels for which it is worth while."""
 FEW = 4
 """Fewer tiles of a map are not worth what the filters' transformation costs."""
-GAIN = 1.5
-"""By how much the products must become fewer; parts of tiles behind a map's edge are computed for nothing."""
+GAIN = 2
+"""By how much products must become fewer; parts of tiles behind a map's edge are computed for nothing."""
 LAST = torch.channels_last
 TILE, STEP, TAPS = 6, 4, 9
 
@@ -136,7 +136,7 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         compiler.once()
         # whatever saved them for autograd, or computed them again, may have laid them out anew
-        x, weight, dy = (tensor.contiguous(memory_format=LAST) for tensor in (*ctx.saved_tensors, dy))
+        x, weight, dy = (tensor.contiguous(memory_format=LAST) for tensor in (*ctx.saved_tensors, dy.resolve_neg()))
         dx = dw = db = None
         room = torch.empty(ctx.library.room_size(), dtype=torch.float32)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
