@@ -406,10 +406,6 @@ def touch_all() -> None:
             computed(known(net, trained), *samples(net, n))
 
 
-if __name__ == "__main__":
-    touch_all()
-
-
 def test_autocast_is_left_to_torch() -> None:
     net = lenet((1, 28, 28))
     short = written(net, 0, set_trainable(net, net.layers))
@@ -420,3 +416,7 @@ def test_autocast_is_left_to_torch() -> None:
     assert not short.quick.takes(torch._neg_view(x), y)
     with torch.autocast("cpu", torch.bfloat16):
         assert not short.quick.takes(x, y)
+
+
+if __name__ == "__main__":
+    touch_all()

@@ -21,7 +21,7 @@ from perfed.methods.pse import divide, extract
 from perfed.nets import compiler, fused, tiled
 from perfed.nets.written import written
 
-# channels in and out, padding, samples, height, width: one tile and parts of some, more tiles than are computed at once
+# channels in and out, padding, samples, height, width: whole tiles and parts of some, more than are computed at once
 SHAPES = [
     (32, 32, 1, 2, 8, 8),
     (64, 128, 1, 9, 7, 7),

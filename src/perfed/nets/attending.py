@@ -72,9 +72,9 @@ class _Heads(torch.autograd.Function):
         widths = [3 * channels] if len(made) == 1 else [channels, 2 * channels]
         fit = [tuple(z.shape) for z in made] == [(n, tokens, wide) for wide in widths] and compiler.single(*made)
         fit = fit and channels % heads == 0 and takes(tokens, channels // heads)
-        if not fit or (
-            position is not None and not (position.shape == (tokens, channels) and compiler.single(position))
-        ):
+        if position is not None:
+            fit = fit and position.shape == (tokens, channels) and compiler.single(position)
+        if not fit:
             raise ValueError("Queries, keys and values of one shape, as single floats, are what the kernel reads.")
         library = kernel(tokens, channels // heads)
         made = tuple(z.contiguous() for z in made)
